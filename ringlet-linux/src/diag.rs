@@ -1,13 +1,17 @@
 //! The kernel's socket table (netlink, SOCK_DIAG): which socket is at the far end of a connection, and whose it is.
+//!
+//! The table is of the network namespace in which the calling thread is. A socket stays in that in which it was made, so a thread that has joined
+//! another one (setns) would be told of strangers that have the same addresses there. So the near end has to be in the same table, by its cookie.
 
 use crate::meet::Ends;
 use crate::sys::{Errno, Sys, close, sys};
-use crate::{tcp, unix};
+use crate::{proof, tcp, unix};
 
 /// The far end of a connection, as the kernel's socket table has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     pub inode: u32,
+    pub cookie: u64,
     pub uid: u32,
     /// What its program has not received yet: bytes for TCP, memory for UDP.
     pub unread: u32,
@@ -70,12 +74,27 @@ const TCP_NEW_SYN_RECV: u8 = 12;
 const HEADER_BYTES: usize = 16;
 const UNIX_MESSAGE_BYTES: usize = 16;
 
-/// Looks up the socket at the far end of a connection of ours. `ENOENT` when it is not on this machine (or not in this
-/// network namespace); other errors when the kernel has no socket table for us.
-pub fn far_owner(ends: &Ends) -> Sys<Owner> {
+/// Looks up the socket at the far end of `socket`, a connection of ours with these ends. `ENOENT` when it is not on this machine, or when one of the
+/// two is not in this thread's network namespace; other errors when the kernel has no socket table for us.
+pub fn far_owner(socket: i32, ends: &Ends) -> Sys<Owner> {
     match ends {
-        Ends::Tcp(ends) => far_tcp_owner(ends),
+        Ends::Tcp(ends) => far_tcp_owner(socket, ends),
         Ends::Unix(ends) => far_unix_owner(ends),
+    }
+}
+
+/// A netlink socket, by which one table is asked several times.
+struct Table(i32);
+
+impl Table {
+    fn open(family: i32) -> Sys<Table> {
+        netlink(family).map(Table)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        close(self.0);
     }
 }
 
@@ -130,16 +149,20 @@ fn receive(socket: i32, answer: &mut [u8]) -> Sys<usize> {
 }
 
 /// Asks for one socket. Returns how long the answer is, which is sound as far as its header goes.
-fn ask<R>(request: R, answer: &mut [u8]) -> Sys<usize> {
-    ask_of(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request, SOCK_DIAG_BY_FAMILY, answer)
+fn ask<R>(table: &Table, request: R, answer: &mut [u8]) -> Sys<usize> {
+    ask_of(table, SOCK_DIAG_BY_FAMILY, request, SOCK_DIAG_BY_FAMILY, answer)
 }
 
 /// The same of any part of the kernel's, which answers by messages of the kind `expected`.
-fn ask_of<R>(family: i32, kind: u16, request: R, expected: u16, answer: &mut [u8]) -> Sys<usize> {
-    let socket = netlink(family)?;
-    let got = send(socket, kind, request, 0).and_then(|_| receive(socket, answer));
-    close(socket);
-    let got = got?;
+fn ask_of<R>(
+    table: &Table,
+    kind: u16,
+    request: R,
+    expected: u16,
+    answer: &mut [u8],
+) -> Sys<usize> {
+    send(table.0, kind, request, 0)?;
+    let got = receive(table.0, answer)?;
     match u32_at(&answer[..got], 4).ok_or(Errno::EINVAL)? as u16 {
         kind if kind == expected => Ok(got),
         kind if kind == libc::NLMSG_ERROR as u16 => Err(error_in(&answer[..got])),
@@ -199,17 +222,18 @@ fn route_is_local<const N: usize>(family: i32, source: [u8; N], target: [u8; N])
         source: attribute(libc::RTA_SRC, source),
     };
     let mut answer = [0u8; 1024];
-    let asked =
-        ask_of(libc::NETLINK_ROUTE, libc::RTM_GETROUTE, request, libc::RTM_NEWROUTE, &mut answer);
+    let asked = Table::open(libc::NETLINK_ROUTE).and_then(|table| {
+        ask_of(&table, libc::RTM_GETROUTE, request, libc::RTM_NEWROUTE, &mut answer)
+    });
     // struct rtmsg: the kind of route at 7.
     asked.is_ok_and(|got| answer[..got].get(HEADER_BYTES + 7) == Some(&libc::RTN_LOCAL))
 }
 
 /// The other end must be connected, and to us. KERNEL: where there is no such socket, a listener that would take the connection is
 /// found: so a web server's would be for each connection of the machine's to another one's.
-fn far_tcp_owner(ends: &tcp::Ends) -> Sys<Owner> {
+fn far_tcp_owner(socket: i32, ends: &tcp::Ends) -> Sys<Owner> {
     let mut answer = [0u8; 1024];
-    let (owner, answer) = found_by(ends, libc::IPPROTO_TCP, &mut answer)?;
+    let (owner, answer) = far_of(socket, ends, libc::IPPROTO_TCP, &mut answer)?;
     let [family, state, ..] = *answer else { return Err(Errno::EINVAL) };
     // struct inet_diag_msg: family, state; at 4 the ports, and the addresses at 8 and 24, of IPv4 in the first four bytes.
     let address = |port: usize, ip: usize| {
@@ -228,11 +252,39 @@ fn far_tcp_owner(ends: &tcp::Ends) -> Sys<Owner> {
 }
 
 pub(crate) fn owner_of(ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
-    found_by(ends, protocol, &mut [0; 1024]).map(|(owner, _)| owner)
+    let table = Table::open(libc::NETLINK_SOCK_DIAG)?;
+    found_by(&table, ends, protocol, &mut [0; 1024]).map(|(owner, _)| owner)
+}
+
+/// What has the other end of `socket`, whose own these are.
+pub(crate) fn far_owner_of(socket: i32, ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
+    far_of(socket, ends, protocol, &mut [0; 1024]).map(|(owner, _)| owner)
+}
+
+/// The same, and the message that says so; `ENOENT` where `socket` is not in the same table under its own ends. (KERNEL: sockets that are bound to a
+/// device, as those of a VRF, are not found; of the others no two in a namespace have the same ends.)
+fn far_of<'a>(
+    socket: i32,
+    ends: &tcp::Ends,
+    protocol: i32,
+    answer: &'a mut [u8],
+) -> Sys<(Owner, &'a [u8])> {
+    let table = Table::open(libc::NETLINK_SOCK_DIAG)?;
+    let from_there = tcp::Ends { local: ends.remote, remote: ends.local, family: ends.family };
+    let (near, _) = found_by(&table, &from_there, protocol, answer)?;
+    if near.cookie != proof::cookie(socket)? {
+        return Err(Errno::ENOENT);
+    }
+    found_by(&table, ends, protocol, answer)
 }
 
 /// What the kernel finds with these ends the other way round, and the message that says so.
-fn found_by<'a>(ends: &tcp::Ends, protocol: i32, answer: &'a mut [u8]) -> Sys<(Owner, &'a [u8])> {
+fn found_by<'a>(
+    table: &Table,
+    ends: &tcp::Ends,
+    protocol: i32,
+    answer: &'a mut [u8],
+) -> Sys<(Owner, &'a [u8])> {
     // KERNEL: an exact lookup finds a socket under the family that the request names, v4-mapped ones under both.
     let v4 = ends.local.is_v4();
     let family = if v4 { libc::AF_INET } else { libc::AF_INET6 };
@@ -256,14 +308,16 @@ fn found_by<'a>(ends: &tcp::Ends, protocol: i32, answer: &'a mut [u8]) -> Sys<(O
         interface: 0,
         cookie: NO_COOKIE,
     };
-    let got = ask(request, answer)?;
-    // struct inet_diag_msg (72 bytes): receive queue at 56, uid at 64, inode at 68.
+    let got = ask(table, request, answer)?;
+    // struct inet_diag_msg (72 bytes): cookie at 44, receive queue at 56, uid at 64, inode at 68.
     let found = |at| u32_at(&answer[..got], HEADER_BYTES + at);
+    let (Some(low), Some(high)) = (found(44), found(48)) else { return Err(Errno::EINVAL) };
     let (Some(unread), Some(uid), Some(inode)) = (found(56), found(64), found(68)) else {
         return Err(Errno::EINVAL);
     };
+    let owner = Owner { inode, cookie: u64::from(high) << 32 | u64::from(low), uid, unread };
     let message = answer.get(HEADER_BYTES..got).ok_or(Errno::EINVAL)?;
-    if inode == 0 { Err(Errno::ENOENT) } else { Ok((Owner { inode, uid, unread }, message)) }
+    if inode == 0 { Err(Errno::ENOENT) } else { Ok((owner, message)) }
 }
 
 /// The other end must say that we are its peer: then both numbers are of one connection, and of this moment.
@@ -271,7 +325,7 @@ fn far_unix_owner(ends: &unix::Ends) -> Sys<Owner> {
     let far = unix_socket(ends.remote)?;
     match (far.peer, far.uid) {
         (Some(peer), Some(uid)) if peer == ends.local => {
-            Ok(Owner { inode: ends.remote, uid, unread: 0 })
+            Ok(Owner { inode: ends.remote, cookie: far.cookie, uid, unread: 0 })
         }
         (_, None) => Err(Errno::ENOSYS),
         _ => Err(Errno::ENOENT),
@@ -288,8 +342,17 @@ pub fn unix_far(ours: u32) -> Sys<(u32, u64)> {
 }
 
 /// The number of the socket at the other end of a Unix socket; 0 while nobody has accepted it, or when it is closed.
-pub fn unix_peer(inode: u32) -> Sys<u32> {
+fn unix_peer(inode: u32) -> Sys<u32> {
     unix_socket(inode).map(|found| found.peer.unwrap_or(0))
+}
+
+/// The numbers of `socket`, a Unix socket of ours, and of the one at its other end, or 0 as above. `ENOENT` where it is not in this thread's network
+/// namespace. (Numbers come again; cookies do not.)
+pub fn unix_ends(socket: i32) -> Sys<(u32, u32)> {
+    let inode = unix::inode(socket)?;
+    let found = unix_socket(inode)?;
+    let is_it = found.cookie == proof::cookie(socket)?;
+    if is_it { Ok((inode, found.peer.unwrap_or(0))) } else { Err(Errno::ENOENT) }
 }
 
 /// A Unix socket as the kernel lists it. `kind` and `state` are numbers of SOCK_* and of include/net/tcp_states.h.
@@ -343,7 +406,8 @@ fn unix_request(inode: u32, show: u32) -> UnixRequest {
 
 fn unix_socket(inode: u32) -> Sys<UnixSocket<'static>> {
     let mut answer = [0u8; 512];
-    let got = ask(unix_request(inode, SHOW_PEER | SHOW_UID), &mut answer)?;
+    let table = Table::open(libc::NETLINK_SOCK_DIAG)?;
+    let got = ask(&table, unix_request(inode, SHOW_PEER | SHOW_UID), &mut answer)?;
     let found = UnixSocket::parse(&answer[..got]).ok_or(Errno::EINVAL)?;
     Ok(UnixSocket { name: None, ..found })
 }

@@ -39,13 +39,32 @@ fn place(inode: u32, cookie: u64) -> u64 {
 
 /// The kernel's number of a socket, which no other ever had.
 pub fn cookie(socket: i32) -> Sys<u64> {
-    let (mut cookie, mut len) = (0u64, 8u32);
+    number(socket, SO_COOKIE)
+}
+
+fn number(socket: i32, option: i32) -> Sys<u64> {
+    let (mut number, mut len) = (0u64, 8u32);
     // SAFETY: eight writable bytes, and their number.
     unsafe {
-        let (value, size) = (&raw mut cookie, &raw mut len);
-        sys!(SYS_getsockopt, socket, libc::SOL_SOCKET, SO_COOKIE, value, size)?;
+        let (value, size) = (&raw mut number, &raw mut len);
+        sys!(SYS_getsockopt, socket, libc::SOL_SOCKET, option, value, size)?;
     }
-    Ok(cookie)
+    Ok(number)
+}
+
+/// KERNEL: Linux 5.14.
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// Are these two sockets certainly in one network namespace? (Each is in that in which its thread was when it made it.)
+pub fn are_of_one_namespace(one: i32, other: i32) -> bool {
+    let namespace = |socket| number(socket, SO_NETNS_COOKIE);
+    namespace(one).is_ok_and(|found| namespace(other) == Ok(found))
+}
+
+/// Are they certainly not?
+pub fn are_of_two_namespaces(one: i32, other: i32) -> bool {
+    let namespace = |socket| number(socket, SO_NETNS_COOKIE);
+    namespace(one).is_ok_and(|found| namespace(other).is_ok_and(|other| other != found))
 }
 
 /// What a statement says of a Unix socket of ours.

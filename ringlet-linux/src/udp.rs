@@ -3,7 +3,7 @@
 //! A *door* is an abstract Unix datagram socket named after the inode of a UDP socket, through which strangers that want to share a lane
 //! with it come. Every message carries its sender's credentials, by the kernel's word.
 
-use crate::diag::{Owner, leads_here, owner_of};
+use crate::diag::{Owner, far_owner_of, leads_here, owner_of};
 use crate::sys::{Sys, close, sys};
 use crate::tcp::{self, Address, Ends};
 use crate::{fd, meet};
@@ -111,6 +111,13 @@ pub fn is_of_one(to: &Address) -> bool {
 pub fn receiver(from: &Address, to: &Address) -> Sys<Owner> {
     let ends = Ends { local: *to, remote: *from, family: 0 };
     owner_of(&ends, libc::IPPROTO_UDP)
+}
+
+/// The same of what `socket` sends from its own address `from` to `to`; `ENOENT` also where what comes back would not be received by `socket`: then it is not in
+/// this thread's network namespace, or the address is not its own alone.
+pub fn receiver_for(socket: i32, from: &Address, to: &Address) -> Sys<Owner> {
+    let ends = Ends { local: *to, remote: *from, family: 0 };
+    far_owner_of(socket, &ends, libc::IPPROTO_UDP)
 }
 
 /// The peer of a connected socket.

@@ -35,10 +35,9 @@ pub fn inode(fd: i32) -> Sys<u32> {
 
 /// Both ends of a connected Unix socket; `EAGAIN` while nobody has accepted the other one (or when it is closed).
 pub fn ends(fd: i32) -> Sys<Ends> {
-    let local = inode(fd)?;
-    match diag::unix_peer(local)? {
-        0 => Err(Errno::EAGAIN),
-        remote => Ok(Ends { local, remote }),
+    match diag::unix_ends(fd)? {
+        (_, 0) => Err(Errno::EAGAIN),
+        (local, remote) => Ok(Ends { local, remote }),
     }
 }
 

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 import traceback
 
@@ -18,7 +19,8 @@ import protocol
 from harness import CONNECTION, VERSION, Failed, Skipped, frame, require, wait_until
 from protocol import ACCEPTING, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
 from protocol import segment_bytes, segment_memfd
-from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
+from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject, plain
+from victim import elsewhere
 
 ATTACKS = 200
 OF_ONE_USER = 8  # so many of one user's descriptors are closed at a time
@@ -34,6 +36,9 @@ def scenes(ground):
         whose = "another user" if user else "the same user"
         with ground.scene(f"strangers, {whose}"):
             strangers(ground, user)
+    for side in (CONNECTING, ACCEPTING):
+        with ground.scene(f"{'accepted' if side == CONNECTING else 'made'} in another network namespace, whose addresses somebody has here"):
+            in_another_namespace(ground, side)
     with ground.scene(f"{ATTACKS} lies of the far end's owner"):
         lies(ground)
     with ground.scene("descriptors that nobody can close in time"):
@@ -292,6 +297,92 @@ STRANGERS = (
     come(nothing, None),
     flood,
 )
+
+
+# Addresses are of a network namespace: the same ones in another are somebody else's.
+
+
+def in_another_namespace(ground, side):
+    """A thread makes its connection elsewhere, comes back, and uses it here; `side` is the stranger's, who has a connection with the same addresses here."""
+    if os.geteuid() != 0:
+        raise Skipped("only root can make namespaces here")
+    victim = Subject(ground)
+    other = subprocess.Popen(["unshare", "-n", "sh", "-c", "ip link set lo up && echo up && exec sleep 1000"], stdout=subprocess.PIPE)
+    try:
+        if other.stdout.readline() != b"up\n":
+            raise Skipped("no network namespaces here")
+        namespace = f"/proc/{other.pid}/ns/net"
+        far, number = made_elsewhere(victim, side, namespace)
+        near = (far.getpeername(), far.getsockname())
+        ours = a_connection(*(near if side == ACCEPTING else reversed(near)))
+        ours.reverse() if side == ACCEPTING else None
+        peer = Peer(ours[0], side)
+        was_told = pretend(peer, victim, number, far)
+        require(not was_told, "the victim believes who has the same addresses in another namespace")
+        victim.ask("send_back", number, 3000)
+        far.sendall(bytes(3000))
+        require(far.recv(3000, socket.MSG_WAITALL) == bytes(3000), "bytes are lost")
+        victim.answer()
+        require(victim.do("path", number) != RING, "on the ring")
+    finally:
+        other.kill()
+        other.wait()
+
+
+def made_elsewhere(victim, side, namespace):
+    """The victim's connection there: the far end of it, and its number."""
+    if side == ACCEPTING:
+        with elsewhere(namespace):
+            listener = socket.create_server(("127.0.0.1", 0))
+        number = victim.do("connect_in", namespace, listener.getsockname()[1])
+        far = listener.accept()[0]
+    else:
+        port = victim.do("listen_in", namespace)
+        with elsewhere(namespace):
+            far = socket.create_connection(("127.0.0.1", port))
+        number = victim.do("accept")
+    return plain(far), number
+
+
+def a_connection(source, target):
+    """Both ends of one from there to there: the connecting one first."""
+    listener, connecting = socket.socket(), socket.socket()
+    for each, at in (listener, target), (connecting, source):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(at)
+    listener.listen()
+    connecting.connect(target)
+    return [connecting, listener.accept()[0]]
+
+
+def pretend(peer, victim, number, far):
+    """Plays the far end at the rendezvous while the victim answers the true one. Is it told more than a greeting?"""
+    at, meeting, greeted = protocol.name_of(peer.tcp, peer.side), None, False
+    offered = protocol.offer(at) if peer.side == ACCEPTING else None
+    for _ in range(protocol.ATTEMPTS):
+        victim.ask("send_back", number, 1)
+        far.sendall(b"x")
+        require(far.recv(1) == b"x", "what came back is not what was sent")
+        victim.answer()
+        if meeting is None:
+            meeting = protocol.call(at) if offered is None else accepted(offered)
+        if meeting is None or greeted:
+            if meeting and protocol.hear(meeting):
+                return True
+            continue
+        greeted = True
+        with contextlib.suppress(OSError):
+            kind = protocol.HELLO if offered is None else protocol.GREETING
+            protocol.say(meeting, message(kind, peer.tcp.fileno(), victim.ring_bytes))
+    return False
+
+
+def accepted(offered):
+    with contextlib.suppress(BlockingIOError):
+        meeting = offered.accept()[0]
+        meeting.setblocking(False)
+        return meeting
+    return None
 
 
 # Lies of the one who owns the far end: each a message (or several), and the reasons of which one must follow, if any.

@@ -34,6 +34,7 @@ ABUSE_TIMEOUT_SECONDS = 0.01
 DATAGRAM_SECONDS = 90  # for one that must come
 ABUSE_LARGEST = 200_000
 SIOCOUTQ = termios.TIOCOUTQ
+CLONE_NEWNET = 0x40000000
 ARENA_OBJECTS, ARENAS = 100_000, 40
 
 
@@ -44,6 +45,22 @@ def pattern(position, size):
 
 class Torn(Exception):
     """Bytes came that were never sent."""
+
+
+@contextlib.contextmanager
+def elsewhere(namespace):
+    """This thread is in that network namespace for the moment."""
+    with open("/proc/thread-self/ns/net") as own, open(namespace) as other:
+        join(other)
+        try:
+            yield
+        finally:
+            join(own)
+
+
+def join(namespace):
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 class Connection:
@@ -131,6 +148,14 @@ class Victim:
 
     def connect(self, port):
         return self._keep(socket.create_connection(("127.0.0.1", port)))
+
+    def listen_in(self, namespace):
+        with elsewhere(namespace):
+            return self.listen()
+
+    def connect_in(self, namespace, port):
+        with elsewhere(namespace):
+            return self.connect(port)
 
     def descriptor(self, number):
         return self._connections[number].socket.fileno()

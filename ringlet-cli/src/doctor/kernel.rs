@@ -208,7 +208,7 @@ fn unix_sockets() -> Check {
     let tried = || -> Sys<(bool, bool)> {
         let (near, mut far) = UnixStream::pair().map_err(|_| Errno::EMFILE)?;
         let found = unix::ends(near.as_raw_fd())?;
-        let owner = diag::far_owner(&meet::Ends::Unix(found))?;
+        let owner = diag::far_owner(near.as_raw_fd(), &meet::Ends::Unix(found))?;
         let identified = Some(owner.inode) == inode(far.as_fd())
             && owner.uid == rustix::process::geteuid().as_raw();
         let untaken = || unix::untaken(near.as_raw_fd());
@@ -236,7 +236,8 @@ fn unix_sockets() -> Check {
 
 fn owner(pair: &Pair) -> Check {
     let expected = inode(pair.acceptor.as_fd());
-    match ends(&pair.connector).and_then(|ends| diag::far_owner(&ends)) {
+    let socket = pair.connector.as_raw_fd();
+    match ends(&pair.connector).and_then(|ends| diag::far_owner(socket, &ends)) {
         Ok(owner) if Some(owner.inode) == expected => {
             Check::ok("socket table", "sock_diag finds the far end of a connection")
         }

@@ -18,7 +18,7 @@ use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
 use ringlet_linux::bell::{self, Address};
 use ringlet_linux::map::{self, Zeroed};
-use ringlet_linux::{apart, fd, sys};
+use ringlet_linux::{apart, fd, proof, sys};
 
 /// Contexts of one process; further ones are woken by bytes.
 const CONTEXT_COUNT: usize = 32;
@@ -390,18 +390,27 @@ pub fn heard_named(context: u32, most: u32) {
 
 const QUEUE_KEPT: u32 = 8;
 
-/// What to tell a stranger about a context of ours: its bell by name, made if need be.
-pub fn address(context: u32) -> Option<Address> {
-    named(context).and_then(|(address, barred)| barred.then_some(address))
+/// What to tell a stranger about a context of ours: its bell by name, made if need be. `None` where that is in another network namespace than `connection`, in which
+/// the stranger would look for it.
+pub fn address(context: u32, connection: i32) -> Option<Address> {
+    let (address, bell, barred) = named(context)?;
+    (barred && proof::are_of_one_namespace(bell, connection)).then_some(address)
 }
 
 /// What to give who carries: the same address, and a socket by which to ring there. (He is in another network namespace perhaps, where its name means nothing.)
 pub fn rope(context: u32) -> Option<(i32, Address)> {
-    let (address, _) = named(context)?;
-    Some((bell::reach(&address).ok()?, address))
+    let (address, bell, _) = named(context)?;
+    let rope = bell::reach(&address).ok()?;
+    // (This thread may be in another network namespace than when the bell was made, where somebody else may have that name.)
+    if !proof::are_of_one_namespace(rope, bell) {
+        sys::close(rope);
+        return None;
+    }
+    Some((rope, address))
 }
 
-fn named(context: u32) -> Option<(Address, bool)> {
+/// Its address, its socket, and whether that admits no descriptors.
+fn named(context: u32) -> Option<(Address, i32, bool)> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
     let context = &all.contexts[context as usize - 1];
@@ -418,7 +427,7 @@ fn named(context: u32) -> Option<(Address, bool)> {
         context.barred.set(barred as u32);
         context.named.set(socket as u32);
     }
-    Some((context.address.get(), context.barred.is()))
+    Some((context.address.get(), context.named.get() as i32, context.barred.is()))
 }
 
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
@@ -554,17 +563,23 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     Some(at as u32 + 1)
 }
 
-/// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.)
-pub fn keep_named(address: &Address) -> Option<u32> {
+/// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.) It is in the network
+/// namespace of `connection`, or it is another one.
+pub fn keep_named(address: &Address, connection: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
-    let same = |bell: &Bell| bell.users.is() && bell.address.get() == *address;
+    let is_there = |bell: &Bell| proof::are_of_one_namespace(bell.eventfd.get() as i32, connection);
+    let same = |bell: &Bell| bell.users.is() && bell.address.get() == *address && is_there(bell);
     if let Some(found) = all.bells()[1..].iter().position(same) {
         all.bells[found + 1].users.add(1);
         return Some(found as u32 + 1);
     }
     let (at, used) = free_bell(all)?;
     let socket = bell::reach(address).ok()?;
+    if !proof::are_of_one_namespace(socket, connection) {
+        sys::close(socket);
+        return None;
+    }
     keep_as(tables, all, at, used, socket, address)
 }
 

@@ -305,10 +305,10 @@ fn is_gone(error: Errno) -> bool {
 }
 
 /// Who has sent us what can't be closed gets no further chance; nobody does, where the kernel lets anybody send it.
-fn hangs_us(ends: &Ends) -> bool {
+fn hangs_us(socket: &Socket, ends: &Ends) -> bool {
     apart::is_busy()
         && (!rendezvous::refuses_descriptors()
-            || diag::far_owner(ends).is_ok_and(|owner| apart::is_full(owner.uid)))
+            || diag::far_owner(socket.fd(), ends).is_ok_and(|owner| apart::is_full(owner.uid)))
 }
 
 /// Is the connection one for the ring at all? Then the accepting side offers, and the connecting side looks.
@@ -340,7 +340,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if let Some(reason) = carrier::unserved_option(socket) {
         return Step::Bar(reason);
     }
-    if ends.as_ref().map_or_else(apart::is_busy, hangs_us) {
+    if ends.as_ref().map_or_else(apart::is_busy, |ends| hangs_us(socket, ends)) {
         view::show(socket, Reason::Full);
         return Step::Later;
     }
@@ -351,6 +351,10 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     let Some(ends) = ends else { return visit(tables, socket, place) };
     if socket.side.get() == 1 {
         return match rendezvous::offer(&ends) {
+            Ok(listener) if proof::are_of_two_namespaces(listener, socket.fd()) => {
+                rendezvous::part(listener);
+                elsewhere(tables, socket, place)
+            }
             Ok(listener) => {
                 go(tables, place, socket, listener);
                 socket.advance(Stage::Offered);
@@ -361,7 +365,11 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         };
     }
     match rendezvous::look(&ends) {
-        Ok(meeting) => match check_user(tables, &ends, meeting) {
+        Ok(meeting) if proof::are_of_two_namespaces(meeting, socket.fd()) => {
+            rendezvous::part(meeting);
+            elsewhere(tables, socket, place)
+        }
+        Ok(meeting) => match check_user(tables, socket, &ends, meeting) {
             Ok(_) => {
                 go(tables, place, socket, meeting);
                 socket.advance(Stage::Looked);
@@ -375,13 +383,24 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         },
         Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
             // An address that looks like ours may be rewritten to another namespace's, as that of a published port.
-            if may_visit(tables, socket) && diag::far_owner(&ends).err() == Some(Errno::ENOENT) {
+            if may_visit(tables, socket)
+                && diag::far_owner(socket.fd(), &ends).err() == Some(Errno::ENOENT)
+            {
                 return visit(tables, socket, place);
             }
             view::show(socket, Reason::NoPeer);
             Step::Later
         }
         Err(error) => Step::Bar(Reason::from(error)),
+    }
+}
+
+/// The connection is not in this thread's network namespace, where others may have the same addresses.
+#[cold]
+fn elsewhere(tables: &'static Tables, socket: &'static Socket, place: &Place) -> Step {
+    match may_visit(tables, socket) {
+        true => visit(tables, socket, place),
+        false => Step::Bar(Reason::NotLocal),
     }
 }
 
@@ -571,7 +590,8 @@ fn say(
     let card = home.filter(|_| trusts(socket, peer)).and_then(context::card);
     // By its address, who has it can do no more than ring (`ringlet_linux::bell`). It is one of this network namespace.
     let tell_address = |message: &mut Message| {
-        let address = home.filter(|_| !socket.introduced.is()).and_then(context::address);
+        let named = |home| context::address(home, socket.fd());
+        let address = home.filter(|_| !socket.introduced.is()).and_then(named);
         message.bell = address.unwrap_or_default();
         socket.home.set(home.filter(|_| message.bell.name != 0).unwrap_or(0));
         // (The accepting side is attached, and so in its sets, before it says this.)
@@ -729,10 +749,11 @@ fn listen(
 /// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode, and who it is.
 fn check_user(
     tables: &Tables,
+    socket: &Socket,
     ends: &Ends,
     meeting: i32,
 ) -> Result<(u32, rendezvous::Credentials), Reason> {
-    let owner = match diag::far_owner(ends) {
+    let owner = match diag::far_owner(socket.fd(), ends) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return Err(Reason::NotLocal),
         Err(error) => return Err(Reason::from(error)),
@@ -790,7 +811,7 @@ fn check(
     meeting: i32,
     fd: i32,
 ) -> Result<rendezvous::Credentials, Step> {
-    let (inode, caller) = check_user(tables, ends, meeting).map_err(Step::Bar)?;
+    let (inode, caller) = check_user(tables, socket, ends, meeting).map_err(Step::Bar)?;
     if caller.pid != 0 && rendezvous::holds(caller.pid, fd, inode) == Ok(true) {
         return Ok(caller);
     }
@@ -832,7 +853,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
         let Ok(ends) = carrier::ends(socket, tables) else {
             return Step::Bar(Reason::NotConnected);
         };
-        check_user(tables, &ends, meeting).map(|(_, caller)| caller)
+        check_user(tables, socket, &ends, meeting).map(|(_, caller)| caller)
     };
     let caller = match caller {
         Ok(caller) => caller,
@@ -934,7 +955,7 @@ fn keep_bell(
     peer: rendezvous::Credentials,
 ) {
     if message.context == 0 && message.bell.name != 0 {
-        socket.bell.set(context::keep_named(&message.bell).unwrap_or(0));
+        socket.bell.set(context::keep_named(&message.bell, socket.fd()).unwrap_or(0));
     }
     if message.context == 0 || !trusts(socket, peer) {
         return;

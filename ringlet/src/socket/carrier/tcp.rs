@@ -35,7 +35,7 @@ impl Carrier for Tcp {
         // Only the kernel knows which other addresses are this machine's: it has the far end's socket, or not.
         let loopback = ends.local.is_loopback() && ends.remote.is_loopback();
         if ends.local.ip != ends.remote.ip && !loopback {
-            match diag::far_owner(&Ends::Tcp(ends)) {
+            match diag::far_owner(socket.fd(), &Ends::Tcp(ends)) {
                 Err(Errno::ENOENT) => return Err(Some(Reason::NotLocal)),
                 found => drop(found.map_err(failed)?),
             }

@@ -35,7 +35,7 @@ use ringlet_linux::diag::Owner;
 use ringlet_linux::meet::{self as rendezvous, Credentials, Fds};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
-use ringlet_linux::{apart, map, udp};
+use ringlet_linux::{apart, map, proof, udp};
 
 const HELLO: u16 = 1;
 const LANE: u16 = 2;
@@ -176,7 +176,13 @@ fn door(tables: &Tables, socket: &'static Socket) -> Option<i32> {
     }
     let opened = udp::inode(socket.fd()).and_then(|inode| {
         outbox.inode.set(inode);
-        udp::open_door(inode)
+        let door = udp::open_door(inode)?;
+        // (This thread's network namespace may be another one than the socket's.)
+        if proof::are_of_two_namespaces(door, socket.fd()) {
+            rendezvous::part(door);
+            return Err(Errno(libc::EXDEV));
+        }
+        Ok(door)
     });
     match opened {
         Ok(door) => {
@@ -184,6 +190,10 @@ fn door(tables: &Tables, socket: &'static Socket) -> Option<i32> {
             outbox.door.set(door as u32);
             show(socket, Reason::NoPeer);
             Some(door)
+        }
+        Err(Errno(libc::EXDEV)) => {
+            show(socket, Reason::NotLocal);
+            None
         }
         Err(error) => {
             bar(socket, Reason::from(error));
@@ -303,7 +313,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     if !allowed(tables, &source, to) {
         return never(Reason::Off);
     }
-    let owner = match udp::receiver(&source, to) {
+    let owner = match udp::receiver_for(socket.fd(), &source, to) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return,
         Err(error) => return never(Reason::from(error)),
@@ -415,7 +425,7 @@ fn take_answer(
     answer: &Message,
     caller: Credentials,
 ) -> Option<Result<(), Reason>> {
-    let owner = udp::receiver(&answer.source, &answer.target).ok()?;
+    let owner = udp::receiver_for(socket.fd(), &answer.source, &answer.target).ok()?;
     let found = if owner.inode == answer.inode { Ok(()) } else { Err(Reason::NotOwner) };
     let checked = found.and_then(|()| check_caller(tables, &owner, caller, answer.fd));
     if let Err(reason) = checked {
@@ -456,8 +466,9 @@ fn take_hello(
     if !one_way && tcp::local(socket.fd()).is_none_or(|local| udp::is_any(&local)) {
         return Err(Reason::NotLocal);
     }
-    // Whose is the address that it says it sends from? Only that socket may use it.
-    let owner = udp::receiver(&hello.target, &hello.source).map_err(|_| Reason::NotOwner)?;
+    // Whose is the address that it says it sends from? Only that socket may use it; and what it sends there comes to us.
+    let owner = udp::receiver_for(socket.fd(), &hello.target, &hello.source)
+        .map_err(|_| Reason::NotOwner)?;
     if owner.inode != hello.inode {
         return Err(Reason::NotOwner);
     }
