@@ -154,13 +154,7 @@ fn ask<R>(table: &Table, request: R, answer: &mut [u8]) -> Sys<usize> {
 }
 
 /// The same of any part of the kernel's, which answers by messages of the kind `expected`.
-fn ask_of<R>(
-    table: &Table,
-    kind: u16,
-    request: R,
-    expected: u16,
-    answer: &mut [u8],
-) -> Sys<usize> {
+fn ask_of<R>(table: &Table, kind: u16, request: R, expected: u16, answer: &mut [u8]) -> Sys<usize> {
     send(table.0, kind, request, 0)?;
     let got = receive(table.0, answer)?;
     match u32_at(&answer[..got], 4).ok_or(Errno::EINVAL)? as u16 {

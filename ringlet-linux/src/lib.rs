@@ -15,6 +15,7 @@ pub mod futex;
 pub mod map;
 pub mod meet;
 pub mod proof;
+pub mod service;
 pub mod sys;
 pub mod tcp;
 pub mod udp;

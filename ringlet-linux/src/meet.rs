@@ -508,10 +508,15 @@ pub fn is_vague(uid: u32) -> bool {
         true
     });
     // Where all are mapped, as outside of user namespaces, it is one like any.
+    uid == overflow && !all_users_are_mapped()
+}
+
+/// Are we in no user namespace but the first (or one that maps all users)?
+pub fn all_users_are_mapped() -> bool {
     let all = |line: &[u8]| {
         line.split(u8::is_ascii_whitespace).rfind(|word| !word.is_empty()) == Some(b"4294967295")
     };
-    uid == overflow && fd::find_line(b"/proc/thread-self/uid_map\0", 4096, all) != Ok(true)
+    fd::find_line(b"/proc/thread-self/uid_map\0", 4096, all) == Ok(true)
 }
 
 /// Is it certainly the user as whom we act?

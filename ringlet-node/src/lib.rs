@@ -15,6 +15,7 @@
 //!   fabric/      what carries connections to those hosts, in a process of its own
 //!   reflect/     reflective memory of several hosts: this one's keeper, in a process of its own
 //!   journal.rs   what was decided, and why
+//!   mounts.rs    how the socket's directory is mounted where guests are
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
 //!
@@ -30,6 +31,7 @@ pub mod fabric;
 mod far;
 pub mod hall;
 mod journal;
+pub mod mounts;
 pub mod notes;
 mod offers;
 pub mod policy;

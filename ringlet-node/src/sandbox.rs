@@ -30,7 +30,7 @@ use crate::notes::MAP_LOOKUP_ELEM;
 ///
 /// `looks_up`: can notes be looked up? Asked without capabilities.
 pub fn enter(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
-    give_up_rights_but(looks_up)?;
+    give_up_rights_but(CapabilitySet::empty(), looks_up)?;
     confine(&[Path::new("/proc")], &[ANYHOW, GUESTS, FILES], &[ONLY, ONLY_GUESTS, ONLY_FILES])
 }
 
@@ -76,13 +76,19 @@ pub fn enter_for_renewal(directory: &Path) -> anyhow::Result<()> {
 
 /// What execve would give, and capabilities (but to exceed limits).
 pub fn give_up_rights() -> anyhow::Result<()> {
-    give_up_rights_but(|| true)
+    give_up_rights_but(CapabilitySet::empty(), || true)
 }
 
-fn give_up_rights_but(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
+/// The same of who starts others, which may be to mark a socket (`ringlet_linux::service`).
+pub fn give_up_rights_but_marking(marks: bool) -> anyhow::Result<()> {
+    let kept = if marks { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
+    give_up_rights_but(kept, || true)
+}
+
+fn give_up_rights_but(kept: CapabilitySet, looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
     // What is handed over to us is nobody's to look at, of whatever user.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")?;
-    drop_capabilities(looks_up).context("capabilities can't be dropped")?;
+    drop_capabilities(kept, looks_up).context("capabilities can't be dropped")?;
     set_no_new_privs(true).context("no_new_privs")
 }
 
@@ -126,19 +132,21 @@ fn is_lacking(error: &Error) -> bool {
 
 /// KERNEL: who may raise limits (if we might) may also send descriptors while its user has too many on their way, which any other process of root's,
 /// as in a container, could keep up. Before Linux 5.19, where BPF is for the privileged only, so is looking into a map of one's own.
-fn drop_capabilities(looks_up: impl Fn() -> bool) -> rustix::io::Result<()> {
+///
+/// `kept`: by what it starts, too.
+fn drop_capabilities(kept: CapabilitySet, looks_up: impl Fn() -> bool) -> rustix::io::Result<()> {
     let before = capabilities(None)?.permitted;
     clear_ambient_capability_set()?;
     // (They are nobody's any more: no_new_privs. It takes one that we may not have.)
     if before.contains(CapabilitySet::SETPCAP) {
         set_to(before)?;
-        for (_, capability) in CapabilitySet::all().iter_names() {
+        for (_, capability) in (CapabilitySet::all() - kept).iter_names() {
             remove_capability_from_bounding_set(capability)?;
         }
     }
     set_capabilities(None, sets(CapabilitySet::empty(), before))?;
     let looking = if looks_up() { CapabilitySet::empty() } else { CapabilitySet::BPF };
-    set_to(before & (CapabilitySet::SYS_RESOURCE | looking))
+    set_to(before & (CapabilitySet::SYS_RESOURCE | looking | kept))
 }
 
 fn set_to(kept: CapabilitySet) -> rustix::io::Result<()> {

@@ -1,7 +1,9 @@
 //! The service's sockets, and who comes to them (`ringlet::interconnect::node` has the messages).
 
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use ringlet::interconnect::node::{
 };
 use ringlet::reasons::Reason;
 use ringlet_linux::meet::Received;
+use ringlet_linux::service::{self, Kind};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, meet, proof, tcp};
 use rustix::event::epoll;
@@ -29,6 +32,7 @@ use crate::fabric::share::Side;
 use crate::far::{Calling, Far};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
+use crate::mounts::Watch;
 use crate::notes::{Kernel, Note, Notes};
 use crate::offers::Calls;
 use crate::policy::{Allowed, Limits, Otherwise, Policy};
@@ -117,6 +121,7 @@ pub struct Service<N> {
     pub(crate) far: Option<Far>,
     pub(crate) apart: Apart,
     pub(crate) journal: Journal,
+    mounts: Watch,
     began: Instant,
     swept: Instant,
 }
@@ -157,9 +162,12 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let reflects = options.directory.join("reflect.sock");
     let far = cluster.map(|cluster| Far::start(cluster, reflects, options.quiet)).transpose()?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
+    let directory_of = |listener: &Listener| Some(path_of(&listener.socket)?.parent()?.to_owned());
+    let mounts = Watch::of(&listeners.iter().filter_map(directory_of).collect::<Vec<_>>());
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
+    service.mounts = mounts;
     if let Some(far) = far {
         service.watch(far.post.bell().as_raw_fd(), OTHER_NODES)?;
         service.watch(far.fabric.side.keeper(), FABRIC_KEEPER)?;
@@ -212,6 +220,7 @@ impl<N: Notes> Service<N> {
             far: None,
             apart: Apart::new()?,
             journal: Journal::new(true),
+            mounts: Watch::default(),
             began: Instant::now(),
             swept: Instant::now(),
         })
@@ -320,6 +329,11 @@ impl<N: Notes> Service<N> {
             return self.let_go(from, came);
         };
         from = From::of(&who);
+        if self.mounts.finds(who.pid, who.group.as_deref()) {
+            self.journal.note("writable-mount", || {
+                format!("{}: it may put another service in this one's place; mount the directory to be read only", who.text())
+            });
+        }
         // (What it would hand over would wait behind those, and its close not reach its peer.)
         if self.apart.hangs(&from) {
             return self.refuse(came, from, "a user or pod whose descriptors can't be closed");
@@ -772,6 +786,9 @@ fn inherited(labels: &BTreeSet<String>) -> anyhow::Result<Vec<Listener>> {
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         rustix::io::ioctl_fionbio(&socket, true)?;
         meet::admit_descriptors(fd, false);
+        if let Some(path) = path_of(&socket) {
+            mark(&path, &socket);
+        }
         Ok(Listener { socket, label: labels.contains(&name).then_some(name) })
     };
     handed.map(listener).collect()
@@ -801,5 +818,27 @@ fn listen(directory: &Path) -> anyhow::Result<OwnedFd> {
     // Nobody has anything to hand over before it was greeted.
     meet::admit_descriptors(socket.as_raw_fd(), false);
     rustix::net::listen(&socket, BACKLOG).with_context(shown)?;
+    mark(&path, &socket);
     Ok(socket)
+}
+
+/// Says by a mark that it is the host's own, as which programs in containers believe no other.
+fn mark(path: &Path, listener: &OwnedFd) {
+    let marked = match CString::new(path.as_os_str().as_bytes()) {
+        Ok(name) => service::mark(&name, listener.as_raw_fd(), Kind::Node),
+        Err(_) => Err(Errno::EINVAL),
+    };
+    if let Err(error) = marked {
+        let error = std::io::Error::from_raw_os_error(error.0);
+        say(&format!(
+            "warning: {} can't be marked as the host's own ({error}; it takes CAP_SYS_ADMIN to begin with): no program in a container believes that it is",
+            path.display()
+        ));
+    }
+}
+
+/// Where a socket that was inherited lies.
+fn path_of(socket: &OwnedFd) -> Option<PathBuf> {
+    let address = SocketAddrUnix::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(address.path_bytes()?)))
 }

@@ -1,6 +1,6 @@
 //! A process's connection to its host's keeper.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::Errno;
-use ringlet_linux::{fd, futex, meet};
+use ringlet_linux::{fd, futex, meet, service};
 
 use crate::keeper::{lock_of, register_barriers};
 use crate::lock::Locks;
@@ -116,7 +116,7 @@ impl Host {
     /// The keeper that listens there.
     pub fn at(path: &Path) -> Result<Host, Status> {
         let name = path_name(path)?;
-        Host::by(|| meet::look_at_path(&name), |uid| is_theirs(uid, path))
+        Host::by(|| visit(&name), |uid| is_theirs(uid, path))
     }
 
     fn by(
@@ -348,6 +348,16 @@ fn is_theirs(uid: u32, path: &Path) -> bool {
     meet::is_vague(uid) && is_of_root(path.parent())
 }
 
+/// Who listens there; `EPERM` if it may be a container that has put its own socket there.
+fn visit(path: &CStr) -> Result<i32, Errno> {
+    let visited = service::visit(path, service::Kind::Reflect)?;
+    if service::is_believed(&visited, path) {
+        return Ok(visited.socket);
+    }
+    meet::part(visited.socket);
+    Err(Errno::EPERM)
+}
+
 /// A keeper that is believed.
 fn reach(
     look: impl Fn() -> Result<i32, Errno>,
@@ -363,6 +373,7 @@ fn reach(
             }
             Err(Errno::EAGAIN) => return Err(Status::Timeout),
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
+            Err(Errno::EPERM) => return Err(Status::Denied),
             Err(_) => return Err(Status::NotInitialised),
         }
     };
@@ -387,7 +398,7 @@ pub fn bury_at(path: &Path, host: &str) -> Result<(), Status> {
 
 fn ask_at(path: &Path, what: &Ask) -> Result<Answer, Status> {
     let name = path_name(path)?;
-    let socket = reach(|| meet::look_at_path(&name), |uid| is_theirs(uid, path))?;
+    let socket = reach(|| visit(&name), |uid| is_theirs(uid, path))?;
     Ok(ask(&socket, what, PATIENCE)?.0)
 }
 

@@ -6,6 +6,8 @@ import ctypes
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 
 from harness import frame, require
@@ -53,6 +55,46 @@ def relay(one, other):
         other.shutdown(socket.SHUT_WR)
 
 
+# Root of a container where the service's directory is mounted writable: it is where the service was, says what that says, and tells of each connection that it is shown.
+IMPOSTOR = """
+import os, socket, sys
+path = sys.argv[1]
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visit:
+    visit.connect(path)
+    greeting = visit.recv(4096)
+os.unlink(path)
+place = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+place.bind(path)
+os.chmod(path, 0o666)
+place.listen(100)
+print("there", flush=True)
+while True:
+    guest = place.accept()[0]
+    print("visited", flush=True)
+    try:
+        guest.send(greeting)
+        said, shown, *_ = socket.recv_fds(guest, 4096, 4)
+        print("shown" if shown else "left", flush=True)
+    except OSError:
+        print("left", flush=True)
+"""
+# Such as no process of the host's can be seen from; users are the host's.
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@contextlib.contextmanager
+def impostor(path):
+    held = subprocess.Popen([*CONTAINER, sys.executable, "-I", "-c", IMPOSTOR, str(path)], stdout=subprocess.PIPE, text=True)
+    lines = []
+    try:
+        require(held.stdout.readline() == "there\n", "the impostor could not do what it is for")
+        threading.Thread(target=lambda: lines.extend(held.stdout), daemon=True).start()
+        yield lines
+    finally:
+        held.kill()
+        held.wait()
+
+
 def scenes(ground):
     def scene(name, play, policy=""):
         with ground.scene(name), Service(ground.ringlet.command, ground.directory, policy) as service, world() as host:
@@ -71,6 +113,36 @@ def scenes(ground):
         until(lambda: service.status()["waiting"] == 2, "both to have come, and to wait for who never comes")
         ends.finish()
         note(name, "kernel", "no-peer")
+
+    def replaced(host, name, service):
+        """Nobody is shown a connection who only has root's number and a writable mount; the service is believed for all that its processes are not seen."""
+        server, client = host.container(), host.container()
+        between = {"before_server": CONTAINER, "before_client": CONTAINER}
+        with impostor(service.socket) as told:
+            ends = Across(ground, server.name, client.name, server.ip, **between)
+            for _ in range(20):
+                ends.talk(50)
+            require("visited\n" in told, "nobody has come to the impostor")
+            require("shown\n" not in told, "the impostor is shown a connection")
+            ends.stays_apart(name, "not-local")
+        service.stop()
+        service.start()
+        Across(ground, server.name, client.name, server.ip, **between).meets(f"{name}, and the service again")
+
+    def writable(host, name, service):
+        """The service says so of a container that could do that."""
+        visit = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); s.recv(100)"
+        for mode in "ro", "rw":
+            mount = f"mount --bind {service.socket.parent} {service.socket.parent} && mount -o remount,bind,{mode} {service.socket.parent}"
+            inner = [*CONTAINER, "--mount", "sh", "-c", f"{mount} && exec {sys.executable} -I -c '{visit}' {service.socket}"]
+            subprocess.run(inner, check=True, timeout=60)
+            found = service.status()["decisions"].get("writable-mount", 0)
+            require(found == 0 or mode == "rw", "a mount that is read only is said to be writable")
+            # (A control group is looked at once.)
+            if mode == "ro":
+                service.stop()
+                service.start()
+        require(found == 1, f"nothing is said of a writable mount: {service.told()}")
 
     def elsewhere(host, name, service):
         """The other host's end is in nobody's notes: here, one whose beginning nobody saw."""
@@ -157,6 +229,8 @@ def scenes(ground):
     scene("a policy that allows nothing", refused, REFUSE)
     scene("a server that is not wrapped", one_wrapped)
     scene("beside liars, and who comes and says nothing", liars)
+    scene("a container's socket in the service's place", replaced)
+    scene("a container that may write to the service's directory", writable)
 
 
 def come(service):

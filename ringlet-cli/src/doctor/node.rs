@@ -11,6 +11,7 @@ use ringlet::config::NODE_SOCKET;
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::node::{APART, CARRIED, COME, GREETING, MET, Message};
 use ringlet::reasons::Reason;
+use ringlet_linux::service::{self, Kind};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
 
@@ -34,8 +35,27 @@ pub fn checks() -> Vec<Check> {
             false => "the host's network namespace",
         },
     ));
-    checks.push(service(apart));
+    checks.push(introduces(apart));
+    checks.extend(writable());
     checks
+}
+
+/// Is a container's mount of the service's directory one by which it could put another service there?
+fn writable() -> Option<Check> {
+    let Settings { config, .. } = Settings::load(std::env::vars_os().collect(), &Flags::default());
+    let path = config.node?.as_c_str().to_string_lossy().into_owned();
+    let directory = Path::new(&path).parent()?;
+    let is_container = fs::metadata("/proc/self/ns/pid").is_ok_and(|it| it.ino() != FIRST_PIDS);
+    (is_container && ringlet_node::mounts::is_mounted_writable(directory)).then(|| {
+        Check::warn(
+            "node directory",
+            format!(
+                "{} is mounted writable: root here can put another socket in the service's place",
+                directory.display()
+            ),
+            format!("Mount it to be read only, everywhere; {MOUNT}."),
+        )
+    })
 }
 
 /// KERNEL: the inodes of the first namespaces; that of networks since Linux 6.18, before that it is any.
@@ -68,7 +88,7 @@ fn preloaded() -> Option<Check> {
     })
 }
 
-fn service(apart: bool) -> Check {
+fn introduces(apart: bool) -> Check {
     let Settings { config, .. } = Settings::load(std::env::vars_os().collect(), &Flags::default());
     let Some(path) = config.node else {
         return absent(apart, "the key `node` is off: nobody is asked", "Set the key `node`.");
@@ -121,6 +141,14 @@ fn service(apart: bool) -> Check {
             ),
             "Run the service as root.",
         ),
+        Err(Trouble::Unmarked) => Check::warn(
+            NAME,
+            format!(
+                "{shown} may be another container's: it is not marked as the host's own, and programs show it nothing"
+            ),
+            "Run the service of this version as root with CAP_SYS_ADMIN to begin with (deploy/ringlet-node.service), on a file system with extended attributes; \
+             and mount its directory to be read only, everywhere.",
+        ),
         Err(Trouble::Other) => Check::warn(
             NAME,
             format!("{shown} does not talk as a node service of this version does"),
@@ -168,6 +196,8 @@ enum Trouble {
     Nobody(Errno),
     /// It belongs to this user.
     Stranger(u32),
+    /// It may be a container's.
+    Unmarked,
     Other,
     Silent,
     Apart(Reason),
@@ -178,16 +208,22 @@ enum Trouble {
 fn introduced(path: &str) -> Result<bool, Trouble> {
     // (Where there is none, nothing is to be tried.)
     let path = std::ffi::CString::new(path).map_err(|_| Trouble::Nobody(Errno::EINVAL))?;
-    let look = || meet::look_at_path(&path).map(own).map_err(Trouble::Nobody);
+    let look = || {
+        let visited = service::visit(&path, Kind::Node).map_err(Trouble::Nobody)?;
+        let is_believed = service::is_believed(&visited, &path);
+        let visit = own(visited.socket);
+        let user = meet::credentials(visit.as_raw_fd()).map_err(Trouble::Nobody)?.uid;
+        let us = rustix::process::geteuid().as_raw();
+        match is_believed {
+            true => Ok(visit),
+            false if user == 0 || user == us || meet::is_vague(user) => Err(Trouble::Unmarked),
+            false => Err(Trouble::Stranger(user)),
+        }
+    };
     let visits = [look()?, look()?];
     let pair = connection(Ipv4Addr::LOCALHOST.into()).map_err(Trouble::Untried)?;
     let ends = [pair.connector.as_raw_fd(), pair.acceptor.as_raw_fd()];
     for (accepting, (visit, end)) in visits.iter().zip(ends).enumerate() {
-        let service = meet::credentials(visit.as_raw_fd()).map_err(Trouble::Nobody)?.uid;
-        let us = rustix::process::geteuid().as_raw();
-        if service != 0 && service != us && !meet::is_vague(service) {
-            return Err(Trouble::Stranger(service));
-        }
         if hear(visit)?.kind != GREETING {
             return Err(Trouble::Other);
         }

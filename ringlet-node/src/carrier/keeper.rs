@@ -149,7 +149,8 @@ fn start_ours(words: &[&str]) -> anyhow::Result<(OwnedFd, Child)> {
 /// What the keeper does, until the service has gone. (A carrier that lives goes on with what it carries.)
 pub fn keep(word: &str) -> anyhow::Result<()> {
     let service = by_whom_it_was_started();
-    sandbox::give_up_rights()?;
+    // (What reflects marks its socket, and gives the right to that up.)
+    sandbox::give_up_rights_but_marking(word == REFLECT)?;
     loop {
         // (There may be too many processes just now.)
         let Ok((ours, mut carrier)) = start_ours(&[word]) else {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ringlet_linux::{fd, meet};
-use ringlet_reflect::keeper::{Limits, Membership, Options, keep_in};
+use ringlet_reflect::keeper::{Limits, Membership, Options, keep_in, listen};
 
 use super::Orders;
 use super::kept::Kept;
@@ -49,6 +49,8 @@ pub fn reflect() -> anyhow::Result<()> {
     let place = orders.socket.parent().context("the socket of reflective memory has no place")?;
     let folders = orders.rails.iter().filter_map(|rail| rail.folder.clone());
     let own = [kept.directory().to_owned(), place.to_owned()];
+    // (While there is the right to mark it.)
+    let listener = listen(Some(&orders.socket))?;
     sandbox::enter_as_fabric(&folders.chain(own).collect::<Vec<_>>())?;
     let rails = if orders.rails.is_empty() { RailSettings::found() } else { orders.rails };
     let told = service.try_clone()?;
@@ -56,6 +58,7 @@ pub fn reflect() -> anyhow::Result<()> {
         Rails::new(service, kept, begun, orders.node, rails, RailSettings::open, leave())?;
     let options = Options {
         path: Some(&orders.socket),
+        listener: Some(listener),
         limits: Limits { all: orders.all_mb * MB, received: orders.received_mb * MB },
         stays: true,
         leaves: Some(&LEAVES),

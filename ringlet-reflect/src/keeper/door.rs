@@ -1,13 +1,15 @@
 //! Who comes to a keeper: where it listens, and who they are.
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
+use ringlet_linux::{meet, service};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -77,6 +79,10 @@ fn listen_at(path: &Path) -> std::io::Result<OwnedFd> {
     bind(&socket, &address)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     listen(&socket, 128)?;
+    // (Without the right to it is one that containers with processes of their own do not believe.)
+    if let Ok(path) = CString::new(path.as_os_str().as_bytes()) {
+        let _ = service::mark(&path, socket.as_raw_fd(), service::Kind::Reflect);
+    }
     Ok(socket)
 }
 

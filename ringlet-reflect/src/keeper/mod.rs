@@ -30,6 +30,7 @@ pub use crate::registry::Limits;
 use crate::registry::{Act, Bounds, Direction, Effect, GROUPS_MOST, Registry};
 use crate::status::Status;
 use cluster::Cluster;
+pub use door::listen;
 pub(crate) use door::lock_of;
 use space::{Memory, Words, forget};
 
@@ -57,6 +58,8 @@ const IDLE: Duration = Duration::from_secs(5);
 pub struct Options<'a> {
     /// A socket that all users can reach; otherwise it is this user's, by a name.
     pub path: Option<&'a Path>,
+    /// What listens there already (`listen`).
+    pub listener: Option<OwnedFd>,
     pub limits: Limits,
     /// Though nobody is there.
     pub stays: bool,
@@ -88,6 +91,7 @@ impl Default for Options<'_> {
         let limits = Limits { all: most, received: most };
         Options {
             path: None,
+            listener: None,
             limits,
             stays: false,
             leaves: None,
@@ -215,7 +219,10 @@ impl Client {
 impl Keeper {
     fn new(options: &Options, cluster: Option<Cluster>) -> std::io::Result<(Keeper, OwnedFd)> {
         let descriptors = door::widen();
-        let listener = door::listen(options.path)?;
+        let listener = match &options.listener {
+            Some(listener) => listener.try_clone()?,
+            None => door::listen(options.path)?,
+        };
         let no_memory = |status: Status| std::io::Error::other(status.about());
         let shared = memory::make(page::BYTES).map_err(no_memory)?;
         let mapped = memory::map(&shared, page::BYTES, true).map_err(no_memory)?;

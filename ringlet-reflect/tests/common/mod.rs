@@ -276,6 +276,7 @@ impl Cluster {
         let thread = std::thread::spawn(move || {
             let options = Options {
                 path: Some(&path),
+                listener: None,
                 limits,
                 stays: true,
                 leaves: Some(&to_leave),

@@ -23,6 +23,7 @@ use crate::config::AbsolutePath;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::plain::P64;
 use ringlet_linux::meet;
+use ringlet_linux::service::{self, Kind};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 pub const GREETING: u16 = 1;
@@ -143,13 +144,13 @@ fn remember(there: bool) -> bool {
     there
 }
 
-/// Comes to the service. `None`: there is none.
+/// Comes to the service. `None`: there is none, or who is there is not believed to be it.
 pub fn visit(path: Option<&AbsolutePath>) -> Sys<Option<i32>> {
     let Some(path) = path else { return Ok(None) };
-    match meet::look_at_path(path.as_c_str()) {
-        Ok(meeting) if is_trusted(meeting) => Ok(Some(meeting)),
-        Ok(meeting) => {
-            meet::part(meeting);
+    match service::visit(path.as_c_str(), Kind::Node) {
+        Ok(visited) if service::is_believed(&visited, path.as_c_str()) => Ok(Some(visited.socket)),
+        Ok(visited) => {
+            meet::part(visited.socket);
             remember(false);
             Ok(None)
         }
@@ -159,13 +160,6 @@ pub fn visit(path: Option<&AbsolutePath>) -> Sys<Option<i32>> {
             Ok(None)
         }
     }
-}
-
-/// Is it root's, or our own user's? KERNEL: in a user namespace the host's root may read as nobody.
-fn is_trusted(meeting: i32) -> bool {
-    meet::credentials(meeting).is_ok_and(|service| {
-        service.uid == 0 || service.uid == sys::geteuid() || meet::is_vague(service.uid)
-    })
 }
 
 #[cfg(test)]
