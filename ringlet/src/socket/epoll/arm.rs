@@ -6,7 +6,7 @@ use super::hot::for_each_hot;
 use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set};
-use crate::socket::table::{Socket, Tables};
+use crate::socket::table::{Sending, Socket, Tables};
 use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
 use crate::socket::{context, datagram, sides};
@@ -96,7 +96,10 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         }
         // (A bell by name may fail to ring, and then only a byte can.)
         if room && !by_event {
-            look_soon.set(look_soon.get() || !wait::can_ring_for_room(socket));
+            // (Of room in the kernel the kernel tells.)
+            let untold =
+                socket.end().sending() == Sending::Ring && !wait::can_ring_for_room(socket);
+            look_soon.set(look_soon.get() || untold);
             look_at_times.set(true);
         }
     });

@@ -41,7 +41,7 @@ pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
     look.begin(socket, watch);
     let mask = mask_of(socket, asked);
     look.end(socket, mask);
-    if mask != 0 && look.is_news(watch, mask) {
+    if mask != 0 && look.is_news(socket, watch, mask) {
         look.events = mask;
     }
     look
@@ -85,20 +85,27 @@ impl Look {
     }
 
     /// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
-    fn is_news(&self, watch: &Watch, mask: u32) -> bool {
+    fn is_news(&mut self, socket: &Socket, watch: &Watch, mask: u32) -> bool {
         watch.fresh.is()
             || mask & EPOLLOUT != 0 && watch.seen_room.get() != self.room
             || mask & EPOLLREAD != 0 && self.more
-            || watch.told.is() && self.is_kernel_news(watch)
+            || watch.told.is() && self.is_kernel_news(socket, watch, mask)
     }
 
     /// The kernel has told something of this watch: is it news? It tells all that is ready, after every change of what we ask of it,
     /// and also of doorbells.
-    fn is_kernel_news(&self, watch: &Watch) -> bool {
+    fn is_kernel_news(&mut self, socket: &Socket, watch: &Watch, mask: u32) -> bool {
         let told = watch.told.get();
-        let news = told & ENDS & !watch.seen_ends.get() != 0
+        let more = |received: Option<u64>| received.is_some_and(|n| n > watch.seen_received.get());
+        let mut news = told & ENDS & !watch.seen_ends.get() != 0
             || told & EPOLLPRI != 0
-            || self.received.is_some_and(|n| n > watch.seen_received.get());
+            || more(self.received);
+        if !news && told & EPOLLIN != 0 && mask & EPOLLREAD != 0 {
+            // The look itself may have found that the kernel is the way now, where no mark of a dead adapter's stood before (`orphan`). What came
+            // behind the look is reported with it.
+            self.received = received_by_kernel(socket);
+            news = more(self.received);
+        }
         if !news {
             watch.told.set(0);
         }
