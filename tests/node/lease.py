@@ -1,4 +1,5 @@
-"""The network between two that were introduced stops passing packets: then what they say waits for it, as by TCP, and none of it is lost."""
+"""The network between two that were introduced stops passing packets: then what they say waits for it, as by TCP, and none of it is lost. When it passes
+them again they come back to shared memory."""
 
 import time
 
@@ -28,9 +29,10 @@ def scenes(ground):
                 ends.answer(end, "held up")
             ends.trade(300_000, 300_000)
             ends.traded()
+            ends.on_ring()
             require(not ends.problem, f"{ends.problem}")
             ends.finish()
-            note(name, "kernel", "lease")
+            note(name, "met")
 
     def drop(*hooks):
         chains = [(hook, f"type filter hook {hook} priority 0;\nmeta l4proto tcp drop") for hook in hooks]

@@ -27,7 +27,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         }
         Reason::NodeFull => "See `ringlet node status`: the limits are in its policy file.",
         Reason::Lease => {
-            "Look for a packet filter or a link that is down between both ends; connections made after it is mended move again."
+            "Look for a packet filter or a link that is down between both ends; once packets pass again it moves again by itself."
         }
         Reason::NoPeer => {
             "Start the other program with `ringlet run` too; if it runs so already, `ringlet on` makes both look again."

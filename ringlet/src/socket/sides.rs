@@ -5,7 +5,7 @@ use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, channel, context, orphan, view};
+use super::{carrier, channel, context, lease, orphan, view};
 use crate::interconnect::{Interconnect, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::bells;
@@ -367,7 +367,8 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         && !end.barred.is()
         && !view::is_away(socket, end, ring)
         && ring.control().is_taken()
-        && end.tx.drained(ring);
+        && end.tx.drained(ring)
+        && lease::holds(socket, end);
     if !ready {
         return;
     }

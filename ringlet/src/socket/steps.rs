@@ -9,9 +9,9 @@
 use super::meet::attach_with;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
-use super::{carrier, keep_on_kernel, patience, process, release};
+use super::{carrier, doorbells, epoll, keep_on_kernel, patience, process, release};
 use crate::config::Config;
-use crate::interconnect::mirrored;
+use crate::interconnect::{mirrored, node};
 use crate::reasons::Reason;
 use crate::worlds;
 use ringlet_core::memory::{Buffer, Buffers};
@@ -608,6 +608,121 @@ fn a_peer_that_was_never_to_come_is_not_waited_for() {
         (0..2).for_each(|side| pair.close(side));
         sys::close(channel[1]);
     }
+}
+
+/// Drops, or lets pass again, what comes for this socket from the network.
+fn border(fd: i32, passes: bool) {
+    let mut drop_all = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0 };
+    let filter = libc::sock_fprog { len: 1, filter: &raw mut drop_all };
+    let option = if passes { libc::SO_DETACH_FILTER } else { libc::SO_ATTACH_FILTER };
+    let len = size_of_val(&filter) as u32;
+    // SAFETY: a program of one instruction, of this frame.
+    let set =
+        unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const filter).cast(), len) };
+    assert_eq!(set, 0);
+}
+
+/// A border that passes no packets any more holds up also who polls before each send; and who was held up comes to the ring again.
+#[test]
+fn a_poll_does_not_stand_for_a_look_at_the_border() {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    pair.sides.iter().for_each(|side| {
+        side.with(|socket| socket.introduced.set(node::INTRODUCED));
+    });
+    let turns_until = |done: &dyn Fn() -> bool, what: &str| {
+        let until = sys::now_ns() + PATIENCE_NS;
+        while !done() {
+            assert!(sys::now_ns() < until, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            for side in [0, 1] {
+                // (Its term is over.)
+                pair.sides[side].with(|socket| {
+                    socket.lease_due_ns.set(socket.lease_due_ns.get().min(1));
+                });
+                pair.look(side);
+                let _ = pair.send(side, 1);
+                let _ = pair.receive(1 - side, 1000);
+            }
+        }
+    };
+    let asked = |side: &Side| side.with(|socket| socket.lease_due_ns.get() != 0);
+    turns_until(&|| pair.sides.iter().all(asked), "nobody asks");
+    let all = |passes| pair.sides.iter().for_each(|side| border(side.fd, passes));
+    let lapsed = |side: &Side| side.with(|socket| socket.end().sending() == Sending::Kernel);
+    all(false);
+    turns_until(&|| pair.sides.iter().all(lapsed), "they send on where nothing passes");
+    all(true);
+    turns_until(&|| pair.sides.iter().all(Side::is_in_ring), "they do not come back");
+    pair.finish();
+}
+
+/// Two ends that an adapter of no delay keeps in step, and what ends with it.
+fn mirrored_pair() -> (Rc<Pair>, [i32; 2]) {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let channel = meet::pair().unwrap();
+    let lifelines = [0; 2].map(|_| meet::pair().unwrap());
+    for (at, side) in pair.sides.iter().enumerate() {
+        side.with(|socket| {
+            socket.end().mirrored.set(mirrored::HAS_ADAPTER);
+            socket.lifeline.set(lifelines[at][0] as u32);
+            socket.channel.set(channel[at] as u32);
+        });
+    }
+    (pair, lifelines.map(|line| line[1]))
+}
+
+/// Nor for a look whether the adapter lives.
+#[test]
+fn news_of_the_kernel_do_not_stand_for_a_look_at_the_adapter() {
+    let (pair, adapter) = mirrored_pair();
+    assert_eq!(pair.send(0, 1), Ok(1));
+    assert!(pair.sides[0].is_in_ring());
+    adapter.into_iter().for_each(sys::close);
+    pair.sides[0].with(|socket| {
+        // (Its millisecond is over.)
+        socket.sender_asked.set(0);
+        doorbells::kernel_tells(socket, libc::POLLIN as u32);
+    });
+    assert_eq!(pair.send(0, 1), Ok(1));
+    let sending = pair.sides[0].with(|socket| socket.end().sending());
+    assert_ne!(sending, Sending::Ring, "it sends on where nobody carries");
+    pair.finish();
+}
+
+/// A set that waits for edges tells of what the kernel brings for a ring whose adapter is dead: no mark stands there that says so.
+#[test]
+fn an_edge_is_told_of_what_follows_a_dead_adapter() {
+    let (pair, adapter) = mirrored_pair();
+    let side = &pair.sides[1];
+    let epfd = fd::epoll_create().unwrap();
+    let (readable, edges) = (libc::EPOLLIN as u32, libc::EPOLLET as u32);
+    let set = side.with(|socket| {
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let event = fd::epoll_event { events: readable | edges, u64: 7 };
+        epoll::control(set, libc::EPOLL_CTL_ADD, side.fd, socket, Some(event)).unwrap();
+        set
+    });
+    let told = || {
+        let mut out = [fd::epoll_event { events: 0, u64: 0 }; 4];
+        side.with(|_| epoll::wait(set, &mut out, Some(0), None)).unwrap() > 0
+    };
+    let takes_all = || while pair.receive(1, 100).is_ok() {};
+    assert_eq!(pair.send(0, 5), Ok(5));
+    assert!(told());
+    takes_all();
+    assert!(!told());
+    adapter.into_iter().for_each(sys::close);
+    assert_eq!(pair.look(0) & libc::POLLIN, 0);
+    assert_eq!(pair.send(0, 82), Ok(82));
+    assert!(side.would_wake());
+    assert!(told(), "82 bytes are never told of");
+    takes_all();
+    pair.has_all(1);
+    assert!(!told());
+    side.with(|_| epoll::closed(set));
+    sys::close(epfd);
+    pair.finish();
 }
 
 /// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the

@@ -179,6 +179,8 @@ pub struct Socket {
     pub kernel_asked_as: P32,
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
     pub kernel_asked: P64,
+    /// When a sender last asked whether its way goes on (`send::must_go_back`), which nobody who receives or polls asks for it.
+    pub sender_asked: P64,
     /// A receive has found nothing, and none has found something since.
     pub found_nothing: P32,
     pub next_free: P32,
@@ -282,6 +284,8 @@ pub struct End {
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
+    /// How much the peer's kernel had acknowledged when the lease lapsed (`lease`), plus one; 0 while it holds.
+    pub lapsed: P64,
     /// Of our direction: whether we are about to say that it goes back (`orphan`), and the gap before that is still to be sent.
     pub worded: P32,
     pub gap_due: P32,
@@ -369,6 +373,7 @@ impl End {
             &self.linger,
             &self.heeded,
             &self.whole,
+            &self.lapsed,
             &self.resent_at,
             &self.tap_sent,
             &self.tap_received,
@@ -813,6 +818,7 @@ impl Socket {
         self.first_step_ns.set(0);
         self.lease_due_ns.set(0);
         self.kernel_asked.set(0);
+        self.sender_asked.set(0);
         self.found_nothing.set(0);
         for word in [
             &self.side,

@@ -178,7 +178,7 @@ fn send_unrecorded(
         } else if words::has_left(&ring) {
             sides::return_unread(socket, end, &ring)?;
         } else if lease::has_lapsed(socket, &ring) {
-            moving::go_back(socket, end, &ring, Sending::KernelForGood, Reason::Lease);
+            moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Lease);
         } else {
             if let Some(bytes) = carrier::ends_in_ring(socket, end, &ring, from)? {
                 return Ok(bytes);
@@ -346,12 +346,23 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     if end.ended.get() != 0 || !ring.control().is_taken() || flags & !carrier::MSG_SERVED != 0 {
         return true;
     }
-    if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.end_news.is() {
+    if now.wrapping_sub(socket.sender_asked.get()) < ASK_KERNEL_TICKS && !socket.end_news.is() {
         return false;
     }
-    socket.kernel_asked.set(now);
-    socket.end_news.set(0);
-    carrier::kernel_says_end(socket)
-        || channel::is_orphan(socket)
-        || lease::has_lapsed(socket, ring)
+    socket.sender_asked.set(now);
+    way_ends(socket, ring, now)
+}
+
+/// (Whoever has asked the kernel for another reason has seen an end. He has not looked for the adapter, nor at the lease.)
+#[cold]
+fn way_ends(socket: &Socket, ring: &SegmentRing, now: u64) -> bool {
+    let asked = now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS;
+    if !asked || socket.end_news.is() {
+        socket.kernel_asked.set(now);
+        socket.end_news.set(0);
+        if carrier::kernel_says_end(socket) {
+            return true;
+        }
+    }
+    channel::is_orphan(socket) || lease::has_lapsed(socket, ring)
 }
