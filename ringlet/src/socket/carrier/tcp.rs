@@ -90,7 +90,8 @@ impl Carrier for Tcp {
 
     fn start_place(socket: &Socket, end: &End) -> Option<u64> {
         let written = written(socket).ok()?;
-        let place = written.agreed();
+        // (Packets that this machine itself drops, as where a border is shut, make both measures differ for good.)
+        let place = written.agreed().or_else(|| counted_place(socket, end, written.place));
         if written.state != tcp::TCP_ESTABLISHED || place.is_none() {
             end.sender.keep_out();
         }
@@ -316,6 +317,12 @@ impl Carrier for Tcp {
 
 fn written(socket: &Socket) -> Sys<tcp::Written> {
     tcp::written(socket.fd(), !socket.side.is())
+}
+
+/// This place, if both measures agreed at an earlier `Start`, and it is what we have written ourselves since.
+fn counted_place(socket: &Socket, end: &End, place: u64) -> Option<u64> {
+    let counted = socket.outgoing()?.control().sender.written.load(Ordering::Relaxed);
+    (!end.tx.is_new() && counted.checked_sub(1) == Some(place)).then_some(place)
 }
 
 /// Did the peer's end vanish (no orderly end) with bytes of ours unread? Send lock held.
