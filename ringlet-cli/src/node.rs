@@ -281,6 +281,30 @@ fn show_reflect(told: &Value, kept: Result<Option<Kept>, Status>) {
         rate(cluster.submitted, was.submitted),
         table::grouped(cluster.submitted.saturating_sub(cluster.settled))
     );
+    if cluster.filling > 0 {
+        println!(
+            "contents of {} regions are on their way here: {} of {} MB",
+            table::grouped(cluster.filling.into()),
+            table::grouped(cluster.filled_bytes >> 20),
+            table::grouped(cluster.filling_bytes >> 20)
+        );
+    }
+    if cluster.needed > 0 {
+        println!(
+            "other hosts lack contents of {} regions that this one has{}",
+            table::grouped(cluster.needed.into()),
+            match cluster.hands_over {
+                true => ": it leaves as soon as they have them",
+                false => ": they are lost if it dies now",
+            }
+        );
+    }
+    if cluster.incomplete > 0 {
+        println!(
+            "{} regions are incomplete: the hosts that had all of their contents have gone",
+            table::grouped(cluster.incomplete.into())
+        );
+    }
     println!(
         "{} members, {} regions, {} lock sets; {} of {} MB allocated; errors by rail: {:?}",
         state.members.len(),

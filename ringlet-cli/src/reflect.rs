@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringlet_reflect::keeper::{Limits, Options, keep};
-use ringlet_reflect::{Host, PATH, State, Status, VARIABLE};
+use ringlet_reflect::{Host, PATH, RegionState, State, Status, VARIABLE};
 
 use crate::table;
 
@@ -376,6 +376,22 @@ fn list(members: &[u32]) -> String {
     members.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
+/// Which hosts of a cluster have all of a coherent region, and what the others lack.
+fn contents(region: &RegionState) -> String {
+    let names = |hosts: &[String]| {
+        hosts.iter().map(|host| table::printable(host).to_string()).collect::<Vec<_>>().join(" ")
+    };
+    let mut text =
+        if region.incomplete { "none (incomplete)".into() } else { names(&region.holders) };
+    if !region.filling.is_empty() {
+        text += &format!("; on its way to {}", names(&region.filling));
+    }
+    if let Some(bytes) = region.filled_bytes {
+        text += &format!(" ({} % here)", bytes * 100 / region.bytes.max(1));
+    }
+    text
+}
+
 fn show(state: &State, shown: &Shown) {
     if shown.members {
         println!("{}: {} members", table::printable(&state.host), state.members.len());
@@ -400,10 +416,21 @@ fn show(state: &State, shown: &Shown) {
                 list(&each.transmit),
                 list(&each.receive),
                 each.watched.to_string(),
+                contents(each),
             ]
         });
-        let head =
-            ["Region", "ID", "Key", "Size", "Mode", "Kind", "Transmit", "Receive", "Watched pages"];
+        let head = [
+            "Region",
+            "ID",
+            "Key",
+            "Size",
+            "Mode",
+            "Kind",
+            "Transmit",
+            "Receive",
+            "Watched pages",
+            "All of it at",
+        ];
         table::print(head.map(str::to_owned), rows.collect::<Vec<_>>());
     }
     if shown.locks && !state.sets.is_empty() {

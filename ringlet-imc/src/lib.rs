@@ -51,7 +51,8 @@ struct HostInfo {
 }
 
 struct Allocated {
-    region: Region,
+    /// Another thread that attaches it has it too.
+    region: Arc<Region>,
     transmitter: Option<Transmitter>,
     receiver: Option<Receiver>,
 }
@@ -158,6 +159,7 @@ pub unsafe extern "C" fn imc_asalloc(
         let coherent = flag(flags, COHERENT)?;
         let rail = rail.try_into().map_err(|_| Status::BadRail)?;
         let region = host.allocate(key, bytes as usize, &Permission { mode, coherent, rail })?;
+        let region = Arc::new(region);
         *id = region.id() as c_int;
         api.regions.insert(*id, Allocated { region, transmitter: None, receiver: None });
         Ok(SUCCESS)
@@ -186,24 +188,60 @@ pub unsafe extern "C" fn imc_asattach(
     flags: c_int,
     address: *mut *mut c_char,
 ) -> c_int {
-    with(|api, _| {
-        // SAFETY: our own contract.
-        let address = unsafe { to(address) }?;
+    // SAFETY: our own contract.
+    let address = match unsafe { to(address) } {
+        Ok(address) => address,
+        Err(status) => return with(|_, _| Err(status)),
+    };
+    attach(id, address, |region| {
         let shared = sharing(mode)?;
-        let allocated = region(api, id)?;
-        match direction {
+        Ok(match direction {
             TRANSMIT => {
                 let loopback = flag(flags, LOOPBACK)?;
-                let transmitter = allocated.region.transmit(Use { shared, loopback })?;
+                Attached::Transmits(region.transmit(Use { shared, loopback })?)
+            }
+            RECEIVE if flags == 0 => {
+                Attached::Receives(region.receive(Use { shared, ..Use::default() })?)
+            }
+            _ => return Err(Status::BadParameter),
+        })
+    })
+}
+
+enum Attached {
+    Transmits(Transmitter),
+    Receives(Receiver),
+}
+
+/// (Out of the table: all of its memory may have to be had first, or its contents, and other calls need not wait for that.)
+fn attach(
+    id: c_int,
+    address: &mut *mut c_char,
+    by: impl FnOnce(&Region) -> Result<Attached, Status>,
+) -> c_int {
+    let mut region = None;
+    let found = with(|api, _| {
+        region = Some(self::region(api, id)?.region.clone());
+        Ok(SUCCESS)
+    });
+    let Some(region) = region else { return found };
+    let attached = match by(&region) {
+        Ok(attached) => attached,
+        Err(status) => return status.code(),
+    };
+    with(|api, _| {
+        // (Another table: the process has joined anew meanwhile.)
+        let allocated = api.regions.get_mut(&id).filter(|it| Arc::ptr_eq(&it.region, &region));
+        let allocated = allocated.ok_or(Status::NotInitialised)?;
+        match attached {
+            Attached::Transmits(transmitter) => {
                 *address = transmitter.base().cast();
                 allocated.transmitter = Some(transmitter);
             }
-            RECEIVE if flags == 0 => {
-                let receiver = allocated.region.receive(Use { shared, ..Use::default() })?;
+            Attached::Receives(receiver) => {
                 *address = receiver.base().cast::<c_char>().cast_mut();
                 allocated.receiver = Some(receiver);
             }
-            _ => return Err(Status::BadParameter),
         }
         Ok(SUCCESS)
     })
@@ -219,39 +257,40 @@ pub unsafe extern "C" fn imc_asattach_ptp(
     host: *const c_char,
     address: *mut *mut c_char,
 ) -> c_int {
-    with(|api, _| {
-        if host.is_null() || flags != 0 {
-            return Err(Status::BadParameter);
-        }
-        // SAFETY: our own contract.
-        let (host, address) = unsafe { (CStr::from_ptr(host), to(address)?) };
+    if host.is_null() || flags != 0 {
+        return with(|_, _| Err(Status::BadParameter));
+    }
+    // SAFETY: our own contract.
+    let (host, address) = match unsafe { (CStr::from_ptr(host), to(address)) } {
+        (host, Ok(address)) => (host, address),
+        (_, Err(status)) => return with(|_, _| Err(status)),
+    };
+    attach(id, address, |region| {
         let shared = sharing(mode)?;
-        let allocated = region(api, id)?;
         let host = host.to_str().map_err(|_| Status::BadHost)?;
-        let transmitter = allocated.region.transmit_to(host, shared)?;
-        *address = transmitter.base().cast();
-        allocated.transmitter = Some(transmitter);
-        Ok(SUCCESS)
+        Ok(Attached::Transmits(region.transmit_to(host, shared)?))
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn imc_asdetach(id: c_int) -> c_int {
+    let mut detached = (None, None);
+    // (Given back out of the table: of a large region that takes a while.)
     with(|api, _| {
         let allocated = region(api, id)?;
-        if allocated.transmitter.is_none() && allocated.receiver.is_none() {
-            return Err(Status::BadRegion);
-        }
-        (allocated.transmitter, allocated.receiver) = (None, None);
-        Ok(SUCCESS)
+        detached = (allocated.transmitter.take(), allocated.receiver.take());
+        let is_any = detached.0.is_some() || detached.1.is_some();
+        is_any.then_some(SUCCESS).ok_or(Status::BadRegion)
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn imc_asdealloc(id: c_int) -> c_int {
     with(|api, host| {
-        let is_attached =
-            |allocated: &Allocated| allocated.transmitter.is_some() || allocated.receiver.is_some();
+        let is_attached = |allocated: &Allocated| {
+            let is_now = allocated.transmitter.is_some() || allocated.receiver.is_some();
+            is_now || Arc::strong_count(&allocated.region) > 1
+        };
         match api.regions.get(&id) {
             Some(allocated) if is_attached(allocated) => Err(Status::Attached),
             Some(_) => {

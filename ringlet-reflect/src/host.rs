@@ -21,7 +21,7 @@ use crate::name;
 use crate::process::Process;
 use crate::protocol::{ANSWER_BYTES, Answer, Ask, Cluster, State, VERSION, page};
 use crate::region::Region;
-use crate::registry::Permission;
+use crate::registry::{Direction, Permission};
 use crate::sampler::Sampler;
 use crate::status::Status;
 
@@ -33,6 +33,8 @@ pub const VARIABLE: &str = "RINGLET_REFLECT";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Who sleeps for an event looks again so often whether the keeper is there.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The same of who waits for a region's contents.
+const FILLS: Duration = Duration::from_millis(100);
 const BEGINS: Duration = Duration::from_secs(10);
 
 /// One process's membership. Cloned, it is the same. When the last clone, and what was made by it, has gone, all that it had is given back.
@@ -317,9 +319,39 @@ impl Host {
 }
 
 impl Membership {
+    /// Is this the process that has joined, and its keeper there? Another keeper knows nothing of it, and has other memory, and other locks.
     #[inline]
     pub fn lives(&self) -> Result<(), Status> {
-        if self.process.is_this() { Ok(()) } else { Err(Status::NotInitialised) }
+        let lives = self.process.is_this() && page::keeper_lives(&self.page);
+        if lives { Ok(()) } else { Err(Status::NotInitialised) }
+    }
+
+    /// What was attached can be used once all of it has come, and is waited for as long as more comes: then its size and memory.
+    pub fn await_contents(
+        &self,
+        id: u32,
+        direction: Direction,
+        mut answered: (Answer, Vec<OwnedFd>),
+    ) -> Result<(u64, Vec<OwnedFd>), Status> {
+        let (mut had, mut since) = (None, Instant::now());
+        let events = self.page.word(page::EVENTS);
+        loop {
+            match answered {
+                (Answer::Memory { bytes }, fds) => return Ok((bytes, fds)),
+                (Answer::Filling { came }, _) if had != Some(came) => {
+                    (had, since) = (Some(came), Instant::now());
+                }
+                (Answer::Filling { .. }, _) if since.elapsed() < self.patience => {}
+                (Answer::Filling { .. }, _) => return Err(Status::Timeout),
+                _ => return Err(Status::NotInitialised),
+            }
+            // ORDER: Acquire, pairs with Release in `cluster::ring`: what is asked behind it is as new.
+            let seen = events.load(Ordering::Acquire);
+            answered = self.ask(&Ask::Filled { id, direction })?;
+            if matches!(answered.0, Answer::Filling { .. }) {
+                let _ = futex::wait_word(events, seen, FILLS.as_nanos() as u64);
+            }
+        }
     }
 
     pub fn ask(&self, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {

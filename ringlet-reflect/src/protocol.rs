@@ -12,6 +12,10 @@ pub const ANSWER_BYTES: usize = 128 << 10;
 
 /// What a keeper shows all its programs, as words of a page that only it writes.
 pub mod page {
+    use ringlet_core::sync::Ordering;
+
+    use crate::memory::Mapping;
+
     pub const BYTES: usize = crate::PAGE_BYTES;
     /// Words 0 to this one, by rail: how many errors there were.
     pub const RAILS_MOST: usize = 4;
@@ -25,6 +29,15 @@ pub mod page {
     /// How many rails there are, and which of them carry, as bits.
     pub const RAILS: usize = 33;
     pub const ACTIVE: usize = 34;
+    /// The keeper's thread, as a robust futex has its owner, on a line of its own: the kernel says there when that has gone (`keeper::end`).
+    pub const KEEPER: usize = 48;
+    pub const GONE: u32 = 0x4000_0000;
+
+    #[inline]
+    pub fn keeper_lives(page: &Mapping) -> bool {
+        // ORDER: Relaxed: a flag alone. Another keeper begins behind the end of this one's process, which is behind what the kernel has written there.
+        page.word(KEEPER).load(Ordering::Relaxed) & GONE == 0
+    }
 }
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -43,6 +56,11 @@ pub enum Ask {
         how: Use,
         /// The host to which alone it is transmitted.
         only: Option<String>,
+    },
+    /// Once it is attached: can it be used now?
+    Filled {
+        id: u32,
+        direction: Direction,
     },
     Detach {
         id: u32,
@@ -120,6 +138,10 @@ pub enum Answer {
     Memory {
         bytes: u64,
     },
+    /// It is attached, and its contents are on their way: so many bytes have come of all that are, which grows as long as any come.
+    Filling {
+        came: u64,
+    },
     /// With its words.
     Locks {
         id: u32,
@@ -175,6 +197,14 @@ pub struct ClusterState {
     pub settled: u64,
     /// Coherent regions whose contents are on their way.
     pub filling: u32,
+    /// Of these: how many bytes have come, and of how many.
+    pub filled_bytes: u64,
+    pub filling_bytes: u64,
+    /// Coherent regions of which other hosts lack what this one has: who stops it now may lose that; and of which a part is lost.
+    pub needed: u32,
+    pub incomplete: u32,
+    /// It leaves as soon as the others have what it has.
+    pub hands_over: bool,
     pub errors: Vec<u32>,
 }
 
@@ -217,6 +247,12 @@ pub struct RegionState {
     pub receive: Vec<u32>,
     /// Pages that somebody wishes to be told of.
     pub watched: u32,
+    /// In a cluster, of a coherent one: hosts that have all of it; hosts whose contents are on their way; and how much of them has come to this one.
+    pub holders: Vec<String>,
+    pub filling: Vec<String>,
+    pub filled_bytes: Option<u64>,
+    /// The last host that had all of it has gone before another one had.
+    pub incomplete: bool,
 }
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

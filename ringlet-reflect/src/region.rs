@@ -12,7 +12,7 @@ use ringlet_linux::{fd, futex};
 use crate::PAGE_BYTES;
 use crate::host::Membership;
 use crate::memory::{self, Mapping};
-use crate::protocol::{Answer, Ask, Made};
+use crate::protocol::{Ask, Made};
 use crate::registry::{Direction, Use};
 use crate::status::Status;
 use crate::trap::Opened;
@@ -52,11 +52,10 @@ impl Attachment {
         only: Option<&str>,
     ) -> Result<(Attachment, Vec<OwnedFd>), Status> {
         let ask = Ask::Attach { id: of.id, direction, how, only: only.map(str::to_owned) };
-        let (Answer::Memory { bytes }, fds) = of.host.ask(&ask)? else {
-            return Err(Status::NotInitialised);
-        };
+        let answered = of.host.ask(&ask)?;
         // (From here on it is detached whatever happens.)
         let attachment = Attachment { of: of.clone(), direction };
+        let (bytes, fds) = of.host.await_contents(of.id, direction, answered)?;
         if bytes as usize == of.bytes { Ok((attachment, fds)) } else { Err(Status::BadSize) }
     }
 }
@@ -107,6 +106,8 @@ impl Region {
 
     /// Attaches it to be written.
     ///
+    /// In a cluster a coherent region's contents may be on their way to this host: who can't do without waits for them, however long that takes, and
+    /// nothing else of the process does. [`Status::Timeout`]: none has come for half a minute. [`Status::Incomplete`]: nobody has all of them any more.
     /// [`Status::Denied`]: it may not be. [`Status::TransmitAttached`]: it is. [`Status::Shared`], [`Status::NonShared`], [`Status::OtherLoopback`]: who has
     /// attached it first on this host said otherwise.
     pub fn transmit(&self, how: Use) -> Result<Transmitter, Status> {

@@ -5,7 +5,7 @@
 //! here depends on where it runs. On one host, which is no part of a cluster, that host's number is 0, and its locks are words in memory, of which nothing
 //! is known here.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +138,11 @@ pub struct RegionEntry {
     pub coherent: bool,
     /// By host.
     first: BTreeMap<u32, First>,
+    /// Of a coherent one: hosts that have all that was ever written to it, and give it to those that lack it; and hosts whose contents are on their way.
+    pub holders: BTreeSet<u32>,
+    pub filling: BTreeSet<u32>,
+    /// The last host that had all of it has gone before another one had.
+    pub incomplete: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -186,6 +191,9 @@ pub struct Registry {
     /// Locks of a cluster that have another holder since this was emptied: set and lock.
     #[serde(skip)]
     pub changed: Vec<(u32, u32)>,
+    /// Some region has become incomplete since this was taken.
+    #[serde(skip)]
+    pub is_lost: bool,
 }
 
 /// What nobody uses any more, by their numbers.
@@ -262,6 +270,14 @@ pub enum Act {
         id: u32,
         lock: u32,
     },
+    /// The host has all that was ever written to this region.
+    Filled {
+        id: u32,
+    },
+    /// The host has no memory in which it could.
+    Lacks {
+        id: u32,
+    },
 }
 
 /// What an act did.
@@ -287,7 +303,7 @@ pub enum Effect {
 impl Act {
     fn member(&self) -> Option<u32> {
         match *self {
-            Act::Join { .. } => None,
+            Act::Join { .. } | Act::Filled { .. } | Act::Lacks { .. } => None,
             Act::Leave { member }
             | Act::Allocate { member, .. }
             | Act::Attach { member, .. }
@@ -318,7 +334,7 @@ impl Registry {
     pub fn new(bounds: Bounds) -> Registry {
         let (hosts, members) = (BTreeMap::new(), BTreeMap::new());
         let (regions, sets, changed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Registry { bounds, hosts, members, regions, sets, next: 1, changed }
+        Registry { bounds, hosts, members, regions, sets, next: 1, changed, is_lost: false }
     }
 
     /// Does what a process of that host asks for, or says why not; then nothing has changed.
@@ -376,6 +392,18 @@ impl Registry {
                 self.abandon(*member, *id, *lock);
                 Effect::Done
             }
+            Act::Filled { id } => {
+                let region = self.regions.get_mut(id).ok_or(Status::BadRegion)?;
+                region.filling.remove(&host).then_some(()).ok_or(Status::BadParameter)?;
+                region.holders.insert(host);
+                region.incomplete = false;
+                Effect::Done
+            }
+            Act::Lacks { id } => {
+                let region = self.regions.get_mut(id).ok_or(Status::BadRegion)?;
+                self.is_lost |= region.forget_host(host);
+                Effect::Done
+            }
         })
     }
 
@@ -383,7 +411,10 @@ impl Registry {
     pub fn is_sound(&self) -> bool {
         let page = PAGE_BYTES as u64;
         let region = |each: &RegionEntry| {
-            (1..=REGION_BYTES_MOST).contains(&each.bytes) && each.bytes.is_multiple_of(page)
+            let mut hosts = each.holders.union(&each.filling);
+            (1..=REGION_BYTES_MOST).contains(&each.bytes)
+                && each.bytes.is_multiple_of(page)
+                && hosts.all(|host| self.hosts.contains_key(host))
         };
         let set = |each: &LockEntry| {
             let is_lock = |lock: &u32| (*lock as usize) < each.count;
@@ -407,6 +438,9 @@ impl Registry {
     pub fn enter(&mut self, name: &str, incarnation: u64) -> u32 {
         let number = self.number();
         self.hosts.insert(number, (name.to_owned(), incarnation));
+        self.regions.values_mut().filter(|region| region.coherent).for_each(|region| {
+            region.filling.insert(number);
+        });
         number
     }
 
@@ -426,7 +460,16 @@ impl Registry {
             unused.regions.extend(of_one.regions);
             unused.sets.extend(of_one.sets);
         }
+        for region in self.regions.values_mut() {
+            self.is_lost |= region.forget_host(host);
+        }
         unused
+    }
+
+    /// Does this member use a region of which a part is lost?
+    pub fn uses_incomplete(&self, member: u32) -> bool {
+        let is_it = |each: &RegionEntry| each.incomplete && each.entry.users.contains_key(&member);
+        self.regions.values().any(is_it)
     }
 
     /// In a cluster. True if it is the member's own now.
@@ -544,8 +587,9 @@ impl Registry {
             entry.users.insert(member, Attached { host: who.host, ..Attached::default() });
             return Ok((*id, false));
         }
-        let had: u64 = self.regions.values().map(|each| each.bytes).sum();
-        if had + bytes > self.bounds.limits.all || self.is_full(who.uid) {
+        let (own, others) = self.bytes(|region| region.entry.owner == who.uid);
+        let most = self.most(self.bounds.limits.all, who.uid, others);
+        if own + bytes > most || self.is_full(who.uid) {
             return Err(Status::Full);
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
@@ -553,8 +597,11 @@ impl Registry {
         let users = BTreeMap::from([(member, attached)]);
         let entry = Entry { key, owner, group, mode: how.mode, users };
         let (coherent, first) = (how.coherent, BTreeMap::new());
+        let (filling, incomplete) = (BTreeSet::new(), false);
+        let holders = self.hosts.keys().filter(|_| coherent).copied().collect();
         let id = self.number();
-        self.regions.insert(id, RegionEntry { entry, bytes, coherent, first });
+        let region = RegionEntry { entry, bytes, coherent, first, holders, filling, incomplete };
+        self.regions.insert(id, region);
         Ok((id, true))
     }
 
@@ -567,9 +614,16 @@ impl Registry {
         only: Option<u32>,
     ) -> Result<(), Status> {
         let who = self.members.get(&member).ok_or(Status::NotInitialised)?;
-        let host = who.host;
-        let received = self.regions.values().filter(|each| each.is_received(host));
-        let received: u64 = received.map(|each| each.bytes).sum();
+        let (host, uid) = (who.host, who.uid);
+        let is_own = |(other, each): (&u32, &Attached)| {
+            let is_user = || self.members.get(other).is_some_and(|other| other.uid == uid);
+            each.host == host && each.receives && is_user()
+        };
+        let received = |each: &RegionEntry| each.is_received(host);
+        let (own, others) = self.bytes(|each| each.entry.users.iter().any(is_own));
+        let (_, none) = self.bytes(received);
+        let others = others - none;
+        let most = self.most(self.bounds.limits.received, uid, others);
         let region = self.regions.get_mut(&id).ok_or(Status::BadRegion)?;
         let attached = *region.entry.users.get(&member).ok_or(Status::NotAllocated)?;
         let (wanted, is_there, already) = match direction {
@@ -581,6 +635,9 @@ impl Registry {
         }
         if !region.entry.allows(who, wanted) {
             return Err(Status::Denied);
+        }
+        if region.incomplete {
+            return Err(Status::Incomplete);
         }
         let is_another =
             |(other, each): (&u32, &Attached)| *other != member && each.host == host && each.any();
@@ -596,10 +653,7 @@ impl Registry {
         if speaks_of_loopback && first.loopback.is_some_and(|loopback| loopback != how.loopback) {
             return Err(Status::OtherLoopback);
         }
-        if !transmits
-            && !region.is_received(host)
-            && received + region.bytes > self.bounds.limits.received
-        {
+        if !transmits && !region.is_received(host) && own + region.bytes > most {
             return Err(Status::ReceiveFull);
         }
         let first = region.first.entry(host).or_default();
@@ -713,6 +767,21 @@ impl Registry {
         Ok(is_unused)
     }
 
+    /// Of all regions: how much this is true of, and the rest.
+    fn bytes(&self, is_it: impl Fn(&RegionEntry) -> bool) -> (u64, u64) {
+        self.regions.values().fold((0, 0), |(own, others), region| match is_it(region) {
+            true => (own + region.bytes, others),
+            false => (own, others + region.bytes),
+        })
+    }
+
+    /// What a user may have of a space of which others have so much. Of several users no one but root may have more than half of what the others have
+    /// left: so there is always something left for one more.
+    fn most(&self, space: u64, uid: u32, others: u64) -> u64 {
+        let left = space.saturating_sub(others);
+        if self.bounds.is_shared && uid != 0 { left / 2 } else { left }
+    }
+
     /// For one more of this user's.
     fn is_full(&self, uid: u32) -> bool {
         let regions = self.regions.values().map(|region| region.entry.owner);
@@ -780,6 +849,19 @@ fn keep(id: u32, is_unused: bool, unused: &mut Vec<u32>) -> bool {
 }
 
 impl RegionEntry {
+    /// That host has gone, or can't have all of it. True if nobody has all of it any more.
+    fn forget_host(&mut self, host: u32) -> bool {
+        self.filling.remove(&host);
+        let is_last = self.holders.remove(&host) && self.holders.is_empty();
+        self.incomplete |= is_last;
+        is_last
+    }
+
+    /// Does another host lack what that one could still give it?
+    pub fn is_needed_of(&self, host: u32) -> bool {
+        self.holders.contains(&host) && !self.filling.is_empty()
+    }
+
     pub fn is_received(&self, host: u32) -> bool {
         self.entry.users.values().any(|each| each.host == host && each.receives)
     }
@@ -853,19 +935,28 @@ mod tests {
         set_uses: Vec<(u32, u32)>,
     }
 
-    const PAGES_MOST: u64 = 5;
-    const RECEIVED_MOST: u64 = 3;
+    const PAGES_MOST: u64 = 10;
+    const RECEIVED_MOST: u64 = 6;
 
     impl Model {
         fn pages(&self, of: impl Fn(u32) -> bool) -> u64 {
             self.regions.iter().filter(|each| of(each.0)).map(|each| each.2).sum()
         }
 
-        fn allocate(&self, member: u32, key: u64, pages: u64) -> Result<(), Status> {
+        /// Of what other users leave, half is for one user.
+        fn has_no_room(&self, uid: u32, pages: u64) -> bool {
+            let of = |own: bool| {
+                let regions = self.regions.iter().filter(|each| (each.3 == uid) == own);
+                regions.map(|each| each.2).sum::<u64>()
+            };
+            2 * (of(true) + pages) > PAGES_MOST - of(false)
+        }
+
+        fn allocate(&self, (member, uid): (u32, u32), key: u64, pages: u64) -> Result<(), Status> {
             match self.regions.iter().find(|each| each.1 == key) {
                 Some((id, ..)) if self.uses.contains(&(member, *id)) => Err(Status::Prior),
                 Some((_, _, had, _)) if *had != pages => Err(Status::BadSize),
-                None if self.pages(|_| true) + pages > PAGES_MOST => Err(Status::Full),
+                None if self.has_no_room(uid, pages) => Err(Status::Full),
                 _ => Ok(()),
             }
         }
@@ -887,12 +978,15 @@ mod tests {
                 return Err(Status::Denied);
             }
             let receives = |id| self.attached.iter().any(|each| each.1 == id && !each.2);
+            let is_user = |member| self.members.contains(&(member, uid));
+            let own =
+                |id| self.attached.iter().any(|each| each.1 == id && !each.2 && is_user(each.0));
+            let others = self.pages(receives) - self.pages(own);
+            let has_room = 2 * (self.pages(own) + region.2) <= RECEIVED_MOST - others;
             of.retain(|each| each.2);
             match of.first() {
                 Some(first) if sends && first.3 != way => Err(Status::OtherLoopback),
-                _ if !sends && !receives(id) && self.pages(receives) + region.2 > RECEIVED_MOST => {
-                    Err(Status::ReceiveFull)
-                }
+                _ if !sends && !receives(id) && !has_room => Err(Status::ReceiveFull),
                 _ => Ok(()),
             }
         }
@@ -1041,7 +1135,7 @@ mod tests {
                         let how = Permission { mode: 0o604, coherent: true, rail: 0 };
                         let done = registry.allocate(member, key, pages * page - 1, &how);
                         let expected = match at < model.members.len() {
-                            true => model.allocate(member, key, pages),
+                            true => model.allocate(who(at), key, pages),
                             false => Err(Status::NotInitialised),
                         };
                         prop_assert_eq!(done.map(drop), expected);

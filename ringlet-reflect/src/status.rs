@@ -49,6 +49,7 @@ statuses! {
     Timeout = -25, "the keeper does not answer";
     Stopped = -29, "this host can't reach enough of its cluster: nothing is written, and no lock is had, until it can";
     Incoherent = -33, "it was allocated as coherent, and this call does not say so, or the other way round";
+    Incomplete = -37, "the hosts that had all of its contents have gone: once all who use the region have given it back it can be allocated anew";
     OtherLoopback = -38, "who attached it first on this host said otherwise of loopback";
     BadHost = -39, "there is no such host";
     HeldByUs = -41, "this process holds the lock";

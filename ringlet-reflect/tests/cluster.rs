@@ -824,6 +824,122 @@ fn who_leaves_takes_nothing_with_him() {
     }
 }
 
+/// Programs of two hosts that have a region of so many bytes, all of which was written before the second host came, which is given none of it yet.
+fn begin_to_fill(cluster: &mut Cluster, bytes: usize) -> [(Host, Region); 2] {
+    let host = cluster.host(0);
+    let held = region(&host, 1, bytes);
+    let all: Vec<u8> = (0..bytes).map(|at| (at / 4096) as u8 | 1).collect();
+    held.transmit(Use::default()).unwrap().put(0, &all).unwrap();
+    settle(&host);
+    cluster.faults.keeps_contents_back.store(true, Ordering::Relaxed);
+    cluster.start(1);
+    cluster.await_hosts(1, 2);
+    let late = cluster.host(1);
+    let theirs = region(&late, 1, bytes);
+    [(host, held), (late, theirs)]
+}
+
+fn is_as_filled(receiver: &Receiver) -> bool {
+    let mut all = vec![0; receiver.len()];
+    receiver.get(0, &mut all).unwrap();
+    all.iter().enumerate().all(|(at, byte)| *byte == (at / 4096) as u8 | 1)
+}
+
+fn contents(host: &Host) -> (u32, u32, u32) {
+    let cluster = host.state().unwrap().cluster.unwrap();
+    (cluster.filling, cluster.needed, cluster.incomplete)
+}
+
+/// Each host is started anew in its turn, while the one before it lacks contents still: none of them is lost.
+#[test]
+fn who_leaves_stays_until_the_others_have_what_he_has() {
+    const BYTES: usize = 8 << 20;
+    let mut cluster = Cluster::with_room(2, 1);
+    let [(host, held), (late, theirs)] = begin_to_fill(&mut cluster, BYTES);
+    until("it to be known", || [contents(&host), contents(&late)] == [(0, 1, 0), (1, 0, 0)]);
+    let state = late.state().unwrap();
+    let (names, of) = ([cluster.name(0), cluster.name(1)], &state.regions[0]);
+    assert_eq!(
+        (&of.holders[..], &of.filling[..]),
+        (&[names[0].into()][..], &[names[1].into()][..])
+    );
+    cluster.begin_to_leave(0);
+    let leaves = |host: &Host| host.state().unwrap().cluster.unwrap().hands_over;
+    until("it to wait for the other one", || leaves(&host));
+    // (Its programs go on meanwhile.)
+    let locks = host.locks(3, 1, 0o600, false).unwrap();
+    locks.acquire(0, Wait::No).unwrap();
+    cluster.faults.keeps_contents_back.store(false, Ordering::Relaxed);
+    cluster.ended(0).unwrap();
+    assert_eq!(held.receive(Use::default()).err(), Some(Status::NotInitialised));
+    assert!(is_as_filled(&theirs.receive(Use::default()).unwrap()));
+    assert_eq!(contents(&late), (0, 0, 0));
+}
+
+/// Nobody who has all of it is left: each host says so, to who asks for it then, to who waits for it, and to who checks.
+#[test]
+fn contents_that_nobody_has_any_more_are_missed_on_every_host() {
+    const BYTES: usize = 1 << 20;
+    let mut cluster = Cluster::of_mortals(3, 3);
+    let first = region(&cluster.host(0), 1, BYTES);
+    first.transmit(Use::default()).unwrap().put(0, &vec![1; BYTES]).unwrap();
+    settle(&cluster.host(0));
+    cluster.faults.keeps_contents_back.store(true, Ordering::Relaxed);
+    for host in [1, 2] {
+        cluster.kill(host);
+        cluster.start(host);
+        cluster.await_hosts(host, 3);
+    }
+    let late = [1, 2].map(|host| cluster.host(host));
+    let regions = [0, 1].map(|host: usize| region(&late[host], 1, BYTES));
+    let errors = [0, 1].map(|host: usize| late[host].errors(0).unwrap());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| regions[0].receive(Use::default()).map(drop));
+        let receives = || late[0].state().unwrap().regions[0].receive.contains(&late[0].member());
+        until("it to wait", receives);
+        cluster.kill(0);
+        assert_eq!(waits.join().unwrap(), Err(Status::Incomplete));
+    });
+    for (host, errors) in late.iter().zip(errors) {
+        until("it to be known", || contents(host).2 == 1);
+        assert!(host.errors(0).unwrap() > errors);
+        assert_eq!(host.check_errors(0, errors), Err(Status::ChannelError));
+        let now = host.errors(0).unwrap();
+        assert_eq!(host.check_errors(0, now), Err(Status::Incomplete), "as long as it is used");
+    }
+    for region in &regions {
+        assert_eq!(region.receive(Use::default()).err(), Some(Status::Incomplete));
+        assert_eq!(region.transmit(Use::default()).err(), Some(Status::Incomplete));
+    }
+    cluster.faults.keeps_contents_back.store(false, Ordering::Relaxed);
+    drop(regions);
+    let (to, from) = (both(&late[0], 1, BYTES), both(&late[1], 1, BYTES));
+    store(&to.0, 0, 5);
+    until("it to be seen", || word(&from.1, 0) == 5);
+    late.iter().for_each(settle);
+}
+
+/// While one thread waits for what was written before his host came, others of his process ask as ever.
+#[test]
+fn who_waits_for_contents_holds_up_no_other_thread() {
+    const BYTES: usize = 1 << 20;
+    let mut cluster = Cluster::with_room(2, 1);
+    let [(_host, _held), (late, region)] = begin_to_fill(&mut cluster, BYTES);
+    let from = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| region.receive(Use::default()));
+        let locks = late.locks(7, 1, 0o600, false).unwrap();
+        for _ in 0..100 {
+            locks.acquire(0, Wait::No).unwrap();
+            locks.release(0).unwrap();
+            settle(&late);
+        }
+        assert!(!waits.is_finished());
+        cluster.faults.keeps_contents_back.store(false, Ordering::Relaxed);
+        waits.join().unwrap().unwrap()
+    });
+    assert!(is_as_filled(&from));
+}
+
 #[test]
 fn rails_are_told_of() {
     let cluster = Cluster::new(2);

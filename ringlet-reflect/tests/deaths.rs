@@ -121,3 +121,28 @@ fn whoever_is_killed_whenever() {
     keeper.kill().unwrap();
     keeper.wait().unwrap();
 }
+
+/// Another keeper has other memory and other locks: who has joined the one before is told by each check, and by each lock.
+#[test]
+fn who_has_joined_a_keeper_that_was_killed_is_told_by_all_that_he_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let mut keeper = child("keeper", &path);
+    let host = Host::at(&path).unwrap();
+    let locks = host.locks(1, 2, 0o600, false).unwrap();
+    locks.acquire(0, Wait::No).unwrap();
+    let errors = host.errors(0).unwrap();
+    assert_eq!(host.check_errors(0, errors), Ok(errors));
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let mut next = child("keeper", &path);
+    let theirs = Host::at(&path).unwrap().locks(1, 2, 0o600, false).unwrap();
+    theirs.acquire(0, Wait::No).unwrap();
+    let gone = Status::NotInitialised;
+    assert_eq!(locks.release(0), Err(gone));
+    assert_eq!([Wait::No, Wait::Forever].map(|wait| locks.acquire(1, wait)), [Err(gone); 2]);
+    assert_eq!(locks.holder(0), Err(gone));
+    assert_eq!((host.errors(0), host.check_errors(0, errors)), (Err(gone), Err(gone)));
+    next.kill().unwrap();
+    next.wait().unwrap();
+}

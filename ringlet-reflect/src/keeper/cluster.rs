@@ -19,7 +19,7 @@ use ringlet_linux::{futex, sys};
 use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
 use serde::{Deserialize, Serialize};
 
-use super::space::{Memory, forget};
+use super::space::{Memory, Parted, forget};
 use super::transfer::{Filling, Inbox, Standing};
 use super::{Client, Keeper, Membership, Waits};
 use crate::PAGE_BYTES;
@@ -45,6 +45,8 @@ const SLEEPS_BRIEFLY: Duration = Duration::from_millis(20);
 const TAKEN_AT_ONCE: usize = 64 << 10;
 /// Of the order's, before programs have their turn.
 const OUTPUTS_AT_ONCE: usize = 256;
+/// Who leaves waits for those who lack what it has, as long as they go on asking for it: for so long nobody has.
+const UNASKED: Duration = Duration::from_secs(10);
 /// For the others to agree that it leaves; and for what programs had written before, of which something may never be whole.
 const LEAVES: Duration = Duration::from_secs(10);
 const DRAINS: Duration = Duration::from_secs(1);
@@ -70,7 +72,7 @@ pub struct Cluster {
     pub me: Life,
     pub network: Box<dyn Network>,
     order: Order,
-    began: Instant,
+    pub began: Instant,
     /// This run's number, once it belongs to the cluster.
     pub host: u32,
     pub standing: Standing,
@@ -95,8 +97,9 @@ pub struct Cluster {
     pub inbox: Inbox,
     /// Pages that were written to, and that somebody wishes to be told of.
     told: Vec<(u32, u32)>,
-    /// Since when it is to leave.
-    leaves: Option<Instant>,
+    /// Since when it is to leave; and since when that waits for others to have what this host has.
+    pub leaves: Option<Instant>,
+    pub hands_over: Option<Duration>,
 }
 
 impl Cluster {
@@ -131,6 +134,7 @@ impl Cluster {
             inbox: Inbox::default(),
             told: Vec::new(),
             leaves: None,
+            hands_over: None,
         }
     }
 
@@ -272,7 +276,7 @@ impl Cluster {
 }
 
 /// Who waits for an event of the cluster looks again.
-fn ring(page: &Mapping) {
+pub fn ring(page: &Mapping) {
     let events = page.word(page::EVENTS);
     // ORDER: Release, pairs with Acquire in `Host::wait_event`.
     events.fetch_add(1, Ordering::Release);
@@ -357,8 +361,22 @@ impl Keeper {
         asked
     }
 
+    /// Does it stay for those who lack contents that it has? (Until then its programs go on.)
+    fn hands_over(&mut self) -> bool {
+        let here = self.cluster().host;
+        let is_needed = self.registry.regions.values().any(|region| region.is_needed_of(here));
+        let cluster = self.cluster();
+        let now = cluster.now();
+        let since = *cluster.hands_over.get_or_insert(now);
+        let last = cluster.inbox.gave.unwrap_or_default().max(since);
+        is_needed && cluster.leaves.is_none() && now.saturating_sub(last) < UNASKED
+    }
+
     /// Takes nothing any more, and leaves once all hosts have what programs have written; it has left once the others know.
     fn has_left(&mut self) -> bool {
+        if self.hands_over() {
+            return false;
+        }
         // (Each turn: another view lets programs go on.)
         self.page.1.word(page::STATE).fetch_or(page::STOPPED, Ordering::SeqCst);
         let cluster = self.cluster();
@@ -502,7 +520,6 @@ impl Keeper {
                     let no = Answer::No(Status::Stopped);
                     self.reply(at, if gives_back { &Answer::Done } else { &no }, &[]);
                 }
-                Waits::Filled(id, direction) => self.refuse(at, id, direction, Status::Stopped),
                 Waits::No => {}
             }
         }
@@ -558,6 +575,7 @@ impl Keeper {
                 self.count_errors();
             }
             let unused = self.registry.exit(host);
+            self.tell_lost();
             unused.regions.iter().for_each(|id| drop(self.memories.remove(id)));
             unused.sets.iter().for_each(|id| drop(self.words.remove(id)));
         }
@@ -651,10 +669,17 @@ impl Keeper {
         let memory = self.memories.get_mut(&id)?;
         if region.coherent {
             if only != 0 || !is_seen {
-                memory.part(!cluster.inbox.filling.contains_key(&id));
+                match (memory.part(), cluster.inbox.filling.get_mut(&id)) {
+                    (Parted::Now, Some(filling)) => filling.part(),
+                    (Parted::Failed, _) => cluster.say(0, &Act::Lacks { id }, &self.registry),
+                    _ => {}
+                }
             }
-            if only == 0 {
-                memory.put_apart(at, bytes);
+            if only == 0
+                && memory.put_apart(at, bytes).is_some()
+                && let Some(filling) = cluster.inbox.filling.get_mut(&id)
+            {
+                filling.touch_apart(at as usize, bytes.len());
             }
         }
         if !is_seen {
@@ -703,6 +728,14 @@ impl Keeper {
             {
                 self.reply(at, &Answer::Done, &[]);
             }
+        }
+    }
+
+    /// Contents that nobody has any more are an error of all hosts.
+    pub(super) fn tell_lost(&mut self) {
+        if std::mem::take(&mut self.registry.is_lost) {
+            self.count_errors();
+            ring(&self.page.1);
         }
     }
 
@@ -792,8 +825,7 @@ fn take(
 pub(super) mod tests {
     use super::*;
     use crate::network::Parcel;
-    use ringlet_linux::meet;
-    use std::os::fd::{AsRawFd, BorrowedFd};
+    use std::os::fd::BorrowedFd;
 
     /// Carries nothing.
     struct Nowhere(Life);
@@ -818,27 +850,6 @@ pub(super) mod tests {
         fn may_sleep(&mut self) -> bool {
             true
         }
-    }
-
-    /// Who waits for what a late-comer lacks is told as others are, and has not got it behind his back once this host goes on.
-    #[test]
-    fn who_waits_for_contents_as_the_others_are_lost_is_told() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("socket");
-        let options = super::super::Options { path: Some(&path), ..Default::default() };
-        let (mut keeper, _) = Keeper::new(&options, Some(alone())).unwrap();
-        let [ours, socket] = meet::pair().unwrap().map(crate::memory::own);
-        let waits = Waits::Filled(7, Direction::Receive);
-        keeper.clients.push(Client { member: Some(3), waits, ..Client::new(socket, 0, None) });
-        keeper.stop("nobody is there").unwrap();
-        let mut bytes = vec![0; crate::protocol::ANSWER_BYTES];
-        let (length, _) = meet::receive(ours.as_raw_fd(), &mut bytes).unwrap();
-        let answer = serde_json::from_slice(&bytes[..length]).unwrap();
-        assert!(matches!(answer, Answer::No(Status::Stopped)));
-        let undone = keeper.cluster().acts.pop_front().unwrap();
-        let said: Said = serde_json::from_slice(&undone[ITEM_HEAD..]).unwrap();
-        let detach = Act::Detach { member: 3, id: 7, direction: Direction::Receive };
-        assert_eq!(said.act, detach);
     }
 
     pub fn alone() -> Cluster {

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod door;
+mod end;
 mod show;
 mod space;
 mod transfer;
@@ -27,7 +28,7 @@ use crate::memory::{self, Mapping};
 use crate::network::Network;
 use crate::protocol::{ANSWER_BYTES, ASK_BYTES, Answer, Ask, VERSION, page};
 pub use crate::registry::Limits;
-use crate::registry::{Act, Bounds, Direction, Effect, GROUPS_MOST, Registry};
+use crate::registry::{Act, Attached, Bounds, Direction, Effect, GROUPS_MOST, Registry};
 use crate::status::Status;
 use cluster::Cluster;
 pub use door::listen;
@@ -133,8 +134,6 @@ enum Waits {
     },
     /// Everybody has this payload of ours.
     Settled(u64),
-    /// All that was written to this region before we came.
-    Filled(u32, Direction),
 }
 
 /// (By their numbers in the registry.)
@@ -150,9 +149,16 @@ struct Keeper {
     is_own: bool,
     /// What all programs may see at any time: error counts of rails, and what is told without a question.
     page: (OwnedFd, Mapping),
+    watched: end::Watched,
     barriers: bool,
     name: String,
     cluster: Option<Cluster>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.watched.end(&self.page.1);
+    }
 }
 
 /// Binds, calls `ready`, and serves. Returns when it is over: nobody has been there for a while, if it does not stay.
@@ -252,6 +258,7 @@ impl Keeper {
             clients: Vec::new(),
             clients_most: MEMBERS_MOST.min(descriptors / of_each),
             is_own: options.path.is_none(),
+            watched: end::Watched::new(&mapped),
             page: (shared, mapped),
             barriers: register_barriers(),
             name,
@@ -413,6 +420,27 @@ impl Keeper {
             Ask::Attach { id, direction, how, only } => {
                 return self.act(at, Act::Attach { member, id, direction, how, only });
             }
+            Ask::Filled { id, direction } => {
+                let region = self.registry.regions.get(&id).ok_or(Status::BadRegion)?;
+                let is_there = |each: &Attached| match direction {
+                    Direction::Transmit => each.transmits,
+                    Direction::Receive => each.receives,
+                };
+                let attached = region.entry.users.get(&member).is_some_and(is_there);
+                attached.then_some(()).ok_or(Status::NotAllocated)?;
+                if region.incomplete {
+                    return Err(Status::Incomplete);
+                }
+                if self.cluster.as_ref().is_some_and(|cluster| cluster.stopped.is_some()) {
+                    return Err(Status::Stopped);
+                }
+                if self.is_filled(id) {
+                    let (answer, memory) = self.attached(id, direction, true)?;
+                    self.reply(at, &answer, &memory);
+                    return Ok(());
+                }
+                self.wait_for(id)
+            }
             Ask::Detach { id, direction } => {
                 return self.act(at, Act::Detach { member, id, direction });
             }
@@ -449,6 +477,9 @@ impl Keeper {
                 Some(cluster) => {
                     if cluster.stopped.is_some() {
                         return Err(Status::ChannelError);
+                    }
+                    if self.registry.uses_incomplete(member) {
+                        return Err(Status::Incomplete);
                     }
                     let number = cluster.written();
                     self.clients[at].waits = Waits::Settled(number);
@@ -562,6 +593,7 @@ impl Keeper {
         let effect = self.registry.apply(host, act)?;
         let made = self.follow(host, act, &effect);
         self.tell_holders();
+        self.tell_lost();
         made.map(|()| effect)
     }
 
@@ -579,14 +611,16 @@ impl Keeper {
                 if !in_cluster || region.coherent {
                     match self.make(region.bytes) {
                         Ok(memory) => drop(self.memories.insert(*id, memory)),
-                        Err(status) if is_here => {
-                            if let Act::Allocate { member, .. } = act {
+                        Err(status) => {
+                            if let (Act::Allocate { member, .. }, true) = (act, is_here) {
                                 self.undo(&Act::Deallocate { member: *member, id: *id });
                             }
-                            return Err(status);
+                            // (Who attaches it here is told.)
+                            if in_cluster {
+                                self.undo(&Act::Lacks { id: *id });
+                            }
+                            return if is_here { Err(status) } else { Ok(()) };
                         }
-                        // (Who attaches it here is told.)
-                        Err(_) => {}
                     }
                 }
             }
@@ -692,8 +726,8 @@ impl Keeper {
                 // (What is written here and not seen here would come back with what was written before.)
                 let is_apart = only.is_none() && !how.loopback;
                 if (direction == Direction::Receive || is_apart) && !self.is_filled(id) {
-                    self.clients[at].waits = Waits::Filled(id, direction);
-                    return Ok(None);
+                    // (It asks again: meanwhile it is to have the answers to its other questions.)
+                    return Ok(Some((self.wait_for(id), Vec::new())));
                 }
                 return match self.attached(id, direction, how.loopback) {
                     Ok(given) => Ok(Some(given)),
@@ -885,6 +919,7 @@ mod tests {
             clients: Vec::new(),
             clients_most: 10,
             is_own: false,
+            watched: end::Watched::new(&mapped),
             page: (shared, mapped),
             barriers: false,
             name: String::new(),

@@ -1,10 +1,12 @@
 //! What a keeper shows of itself.
 
+use std::collections::BTreeSet;
+
 use ringlet_core::sync::Ordering;
 
 use super::Keeper;
 use super::cluster::Cluster as Clustered;
-use super::transfer::Standing;
+use super::transfer::{Filling, Standing};
 use crate::protocol::{
     ANSWER_BYTES, Cluster, ClusterState, LockState, MemberState, RegionState, State, page,
 };
@@ -33,6 +35,8 @@ impl Keeper {
         let word = |rail: usize| self.page.1.word(rail).load(Ordering::Relaxed);
         let rails = self.page.1.word(page::RAILS).load(Ordering::Relaxed) as usize;
         let (submitted, settled) = cluster.counts();
+        let filling = cluster.inbox.filling.values();
+        let regions = self.registry.regions.values();
         ClusterState {
             view: cluster.view.as_ref().map_or(0, |view| view.number),
             hub: hosts.first().cloned().unwrap_or_default(),
@@ -43,7 +47,13 @@ impl Keeper {
             delivered: cluster.delivered,
             submitted,
             settled,
-            filling: cluster.inbox.filling.len() as u32,
+            filling: filling.len() as u32,
+            filled_bytes: filling.clone().map(Filling::progress).sum(),
+            filling_bytes: filling.map(Filling::bytes).sum(),
+            needed: regions.clone().filter(|region| region.is_needed_of(cluster.host)).count()
+                as u32,
+            incomplete: regions.filter(|region| region.incomplete).count() as u32,
+            hands_over: cluster.hands_over.is_some() && cluster.leaves.is_none(),
             errors: (0..rails).map(word).collect(),
         }
     }
@@ -59,6 +69,15 @@ impl Keeper {
             member: *member,
             pid: who.pid,
             uid: who.uid,
+        };
+        let in_cluster = self.cluster.is_some();
+        let names = |hosts: &BTreeSet<u32>| match in_cluster {
+            true => hosts.iter().filter_map(|each| host(*each)).take(SHOWN).collect(),
+            false => Vec::new(),
+        };
+        let filling = |id: &u32| {
+            let inbox = self.cluster.as_ref().map(|cluster| &cluster.inbox);
+            inbox.and_then(|inbox| inbox.filling.get(id)).map(Filling::progress)
         };
         let region = |(id, region): (&u32, &RegionEntry)| {
             let users = &region.entry.users;
@@ -83,9 +102,12 @@ impl Keeper {
                     .take(SHOWN)
                     .collect(),
                 watched: self.memories.get(id).map_or(0, |memory| memory.watched),
+                holders: names(&region.holders),
+                filling: names(&region.filling),
+                filled_bytes: filling(id),
+                incomplete: region.incomplete,
             }
         };
-        let in_cluster = self.cluster.is_some();
         let set = |(id, set): (&u32, &LockEntry)| {
             let holder = |lock: usize| match in_cluster {
                 true => set.held.get(&(lock as u32)).map(|held| held.holder),

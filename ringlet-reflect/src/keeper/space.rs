@@ -37,6 +37,14 @@ enum Common {
     Unknown,
 }
 
+/// What became of what was written to all hosts.
+pub enum Parted {
+    Already,
+    Now,
+    /// There is no memory for it: others have it.
+    Failed,
+}
+
 pub struct Words {
     pub memory: OwnedFd,
     pub words: Mapping,
@@ -89,18 +97,23 @@ impl Memory {
         }
     }
 
-    /// What comes now is received here and not everywhere, or everywhere else. (Where not all is there yet, or no memory for it, others have it.)
-    pub fn part(&mut self, is_whole: bool) {
-        if matches!(self.common, Common::Received) {
-            let copied = if is_whole { self.copied() } else { None };
-            self.common =
-                copied.map_or(Common::Unknown, |(memory, data)| Common::Apart(memory, data));
+    /// What comes now is received here and not everywhere, or everywhere else.
+    pub fn part(&mut self) -> Parted {
+        if !matches!(self.common, Common::Received) {
+            return Parted::Already;
         }
+        let (common, parted) = match self.copied() {
+            Some((memory, data)) => (Common::Apart(memory, data), Parted::Now),
+            None => (Common::Unknown, Parted::Failed),
+        };
+        self.common = common;
+        parted
     }
 
-    pub fn put_apart(&self, at: u64, bytes: &[u8]) {
-        if let Common::Apart(_, data) = &self.common {
-            let _ = put_into(data, at, bytes);
+    pub fn put_apart(&self, at: u64, bytes: &[u8]) -> Option<()> {
+        match &self.common {
+            Common::Apart(_, data) => put_into(data, at, bytes),
+            _ => None,
         }
     }
 

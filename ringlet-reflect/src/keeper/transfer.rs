@@ -5,6 +5,9 @@
 //! Contents come piece by piece while it delivers already: a byte that was written since it joined has its value from the order, which is newer than any
 //! piece, or will be overwritten in its turn; any other byte is the piece's. Nobody receives such a region there before all of it has come, and all that
 //! its pieces knew has been delivered.
+//!
+//! Who has all of a region is in the registry, so all hosts agree on it: a host says in the order when it has. Only those are asked. Once the last of them
+//! has gone the region is incomplete, which each host learns at the same place in the order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -12,12 +15,11 @@ use std::time::Duration;
 use ringlet_order::{Life, Output, Parcel, View};
 use rustix::fs::{SeekFrom, seek};
 
-use super::cluster::{Cluster, put};
+use super::Keeper;
+use super::cluster::{Cluster, put, ring};
 use super::space::Memory;
-use super::{Keeper, Waits};
 use crate::protocol::Answer;
-use crate::registry::{Act, Direction, Registry};
-use crate::status::Status;
+use crate::registry::{Act, Registry};
 
 /// The first byte of all frames of this kind: none of the order's begins with it.
 const KEEPERS: u8 = 0xf5;
@@ -29,10 +31,17 @@ const REFUSED: u8 = 5;
 
 /// What one frame carries.
 const PIECE_BYTES: usize = 32 << 10;
+/// What is asked for by one question; and what may be under way, which is half of what waits for one way's room: the order has the rest.
+const RANGE_BYTES: u64 = 4 * PIECE_BYTES as u64;
+const WINDOW_BYTES: u64 = 16 * PIECE_BYTES as u64;
+/// Frames of each other keeper that are heard in one turn.
+const HEARD_AT_ONCE: usize = 16;
 /// Frames that wait to be sent to one, or that have come from the one that was asked.
 const FRAMES_MOST: usize = 4096;
-/// From any other one, which has nothing to say but what it asks, a piece at a time.
+/// From any other one, which has nothing to say but what it asks.
 const ASKS_MOST: usize = 16;
+/// Pieces that wait to be sent to one: who asks for more asks again.
+const PIECES_MOST: usize = 64;
 /// What is held back until the registry is known.
 const HELD_BYTES_MOST: usize = 256 << 20;
 /// Who does not answer is asked again, or another one.
@@ -50,34 +59,19 @@ pub enum Standing {
     Inside,
 }
 
-/// A coherent region whose contents are on their way.
-pub struct Filling {
-    /// A bit for each byte that was written since this host knows the region.
-    touched: Vec<u64>,
-    next: u64,
-    bytes: u64,
-    /// The place in the order that its pieces knew.
-    known: u64,
-    is_delivered: bool,
-    /// Who has not got it either.
-    refused: BTreeSet<Life>,
-}
+/// A bit for each byte of a region that was written since this host knows it.
+#[derive(Clone)]
+struct Touched(Vec<u64>);
 
-impl Filling {
-    fn new(bytes: u64) -> Filling {
-        let touched = vec![0; (bytes as usize).div_ceil(64)];
-        let (next, known, is_delivered, refused) = (0, 0, false, BTreeSet::new());
-        Filling { touched, next, bytes, known, is_delivered, refused }
-    }
-
-    pub fn touch(&mut self, at: usize, bytes: usize) {
+impl Touched {
+    fn touch(&mut self, at: usize, bytes: usize) {
         let mut at = at;
         let end = at + bytes;
         while at < end {
             let (word, bit) = (at / 64, at % 64);
             let count = (64 - bit).min(end - at);
             let mask = (u64::MAX >> (64 - count)) << bit;
-            self.touched[word] |= mask;
+            self.0[word] |= mask;
             at += count;
         }
     }
@@ -86,7 +80,7 @@ impl Filling {
     fn untouched(&self, at: usize, bytes: usize) -> Vec<(usize, usize)> {
         let (mut parts, mut at, end) = (Vec::new(), at, at + bytes);
         while at < end {
-            let word = self.touched[at / 64] >> (at % 64);
+            let word = self.0[at / 64] >> (at % 64);
             let left = (64 - at % 64).min(end - at);
             let free = (word.trailing_zeros() as usize).min(left);
             if free > 0 {
@@ -101,9 +95,57 @@ impl Filling {
         }
         parts
     }
+}
+
+/// A coherent region whose contents are on their way.
+pub struct Filling {
+    touched: Touched,
+    /// The same of what was written to all hosts, once that lies apart.
+    apart: Option<Touched>,
+    next: u64,
+    /// Up to where pieces were asked for.
+    asked: u64,
+    bytes: u64,
+    /// The place in the order that its pieces knew.
+    known: u64,
+    is_delivered: bool,
+    /// Who does not know of it.
+    refused: BTreeSet<Life>,
+}
+
+impl Filling {
+    fn new(bytes: u64) -> Filling {
+        let touched = Touched(vec![0; (bytes as usize).div_ceil(64)]);
+        let (next, asked, known, is_delivered) = (0, 0, 0, false);
+        let (apart, refused) = (None, BTreeSet::new());
+        Filling { touched, apart, next, asked, bytes, known, is_delivered, refused }
+    }
+
+    pub fn touch(&mut self, at: usize, bytes: usize) {
+        self.touched.touch(at, bytes);
+    }
+
+    pub fn part(&mut self) {
+        self.apart = Some(self.touched.clone());
+    }
+
+    pub fn touch_apart(&mut self, at: usize, bytes: usize) {
+        if let Some(touched) = &mut self.apart {
+            touched.touch(at, bytes);
+        }
+    }
 
     pub fn is_done(&self) -> bool {
         self.next >= self.bytes && self.is_delivered
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How much of it is there.
+    pub fn progress(&self) -> u64 {
+        self.next
     }
 }
 
@@ -121,8 +163,10 @@ pub struct Inbox {
     /// The number of the last view that the registry knows, and the place in the order from which on this host has it.
     pub applied: u64,
     pub base: u64,
-    /// Contents are: nobody has them any more.
-    is_lost: bool,
+    /// Bytes of contents that have come, of all regions; the region that a program waits for; and when somebody was given any.
+    pub came_bytes: u64,
+    pub wanted: Option<u32>,
+    pub gave: Option<Duration>,
 }
 
 /// Parts of a registry as of one view and place, of so many: another one's are not mixed with them.
@@ -257,41 +301,74 @@ impl Cluster {
         members.filter(|life| **life != self.me).cloned().collect()
     }
 
+    /// One of these, and another one if the last one that was asked is silent.
+    fn whom(&mut self, of: &[Life]) -> Option<Life> {
+        let inbox = &mut self.inbox;
+        inbox.whom = inbox.whom.wrapping_add(usize::from(inbox.asked.is_some()));
+        let life = of.get(inbox.whom % of.len().max(1))?;
+        inbox.asked = Some((life.clone(), self.began.elapsed()));
+        Some(life.clone())
+    }
+
     /// Asks for what is missing, if it is time.
-    fn ask(&mut self) -> std::io::Result<()> {
+    fn ask(&mut self, registry: &Registry) -> std::io::Result<()> {
         let now = self.now();
-        if self.inbox.asked.as_ref().is_some_and(|(_, when)| now < *when + PATIENCE) {
-            return Ok(());
-        }
-        let others = self.others();
-        let whom = |inbox: &mut Inbox, refused: &BTreeSet<Life>| {
-            let left: Vec<&Life> = others.iter().filter(|life| !refused.contains(life)).collect();
-            inbox.whom = inbox.whom.wrapping_add(usize::from(inbox.asked.is_some()));
-            let life = left.get(inbox.whom % left.len().max(1)).map(|life| (*life).clone())?;
-            inbox.asked = Some((life.clone(), now));
-            Some(life)
-        };
+        let is_silent = self.inbox.asked.as_ref().is_none_or(|(_, when)| now >= *when + PATIENCE);
         if self.holds_back() {
-            let refused = self.inbox.refused.clone();
-            let Some(life) = whom(&mut self.inbox, &refused) else {
-                return Err(std::io::Error::other("nobody is left who knows what the cluster has"));
-            };
-            self.inbox.send(&life, ASK_STATE, &[], &[]);
+            if is_silent {
+                let mut others = self.others();
+                others.retain(|life| !self.inbox.refused.contains(life));
+                let life = self.whom(&others).ok_or_else(|| {
+                    std::io::Error::other("nobody is left who knows what the cluster has")
+                })?;
+                self.inbox.send(&life, ASK_STATE, &[], &[]);
+            }
             return Ok(());
         }
-        let missing = self.inbox.filling.iter().find(|(_, filling)| filling.next < filling.bytes);
-        let Some((id, filling)) = missing else { return Ok(()) };
-        let (id, next, refused) = (*id, filling.next, filling.refused.clone());
-        match whom(&mut self.inbox, &refused) {
-            Some(life) => self.inbox.send(&life, ASK_PIECE, &[u64::from(id), next], &[]),
-            // (All who had it have gone: what is there is all that there is.)
-            None => {
-                if let Some(filling) = self.inbox.filling.get_mut(&id) {
-                    filling.next = filling.bytes;
-                    self.inbox.is_lost = true;
+        // (Where nobody has it, somebody may say yet that he has.)
+        let filling = &self.inbox.filling;
+        let is_missing = |id: &u32| {
+            let is_had = registry.regions.get(id).is_some_and(|it| !it.holders.is_empty());
+            is_had && filling.get(id).is_some_and(|it| it.next < it.bytes)
+        };
+        let wanted = self.inbox.wanted.filter(is_missing);
+        let missing = wanted.or_else(|| filling.keys().copied().find(is_missing));
+        let Some((id, region)) = missing.and_then(|id| Some((id, registry.regions.get(&id)?)))
+        else {
+            return Ok(());
+        };
+        let has = |life: &Life| {
+            let host = registry.host(&life.node, life.incarnation);
+            host.is_some_and(|host| region.holders.contains(&host))
+        };
+        let mut holders = self.others();
+        holders.retain(has);
+        // (One that answers goes on to be asked, if it has this one too.)
+        let asked = self.inbox.asked.as_ref().map(|(life, _)| life.clone());
+        let goes_on = asked.filter(|life| !is_silent && holders.contains(life));
+        let Some(filling) = self.inbox.filling.get_mut(&id) else { return Ok(()) };
+        if goes_on.is_none() {
+            filling.asked = filling.next;
+            let left = |life: &&Life| !filling.refused.contains(life);
+            match holders.iter().any(|life| left(&life)) {
+                true => holders.retain(|life| left(&life)),
+                // (What they do not know of yet they know in a while, in which nothing is asked.)
+                false => {
+                    filling.refused.clear();
+                    filling.asked = filling.bytes;
                 }
             }
         }
+        let Some(life) = goes_on.or_else(|| self.whom(&holders)) else { return Ok(()) };
+        let Cluster { inbox, .. } = self;
+        let Some(filling) = inbox.filling.get_mut(&id) else { return Ok(()) };
+        let mut ranges = Vec::new();
+        while filling.asked < filling.bytes.min(filling.next + WINDOW_BYTES) {
+            let to = filling.bytes.min(filling.asked + RANGE_BYTES);
+            ranges.push([u64::from(id), filling.asked, to]);
+            filling.asked = to;
+        }
+        ranges.iter().for_each(|range| inbox.send(&life, ASK_PIECE, range, &[]));
         Ok(())
     }
 }
@@ -300,20 +377,22 @@ impl Keeper {
     /// What keepers ask of each other. True if there was anything.
     pub(super) fn transfer(&mut self) -> std::io::Result<bool> {
         let Some(cluster) = &mut self.cluster else { return Ok(false) };
-        let next = cluster.inbox.next();
+        let mut next = cluster.inbox.next();
         let mut any = !next.is_empty();
-        for (from, frame) in next {
-            if let [_, kind, words @ ..] = &frame[..] {
-                self.hear(&from, *kind, words);
+        for nth in 1..=HEARD_AT_ONCE {
+            for (from, frame) in std::mem::take(&mut next) {
+                if let [_, kind, words @ ..] = &frame[..] {
+                    self.hear(&from, *kind, words);
+                }
+            }
+            let Some(cluster) = &mut self.cluster else { return Ok(any) };
+            if nth < HEARD_AT_ONCE {
+                next = cluster.inbox.next();
             }
         }
         self.filled();
         let Some(cluster) = &mut self.cluster else { return Ok(false) };
-        cluster.ask()?;
-        if std::mem::take(&mut cluster.inbox.is_lost) {
-            self.count_errors();
-        }
-        let Some(cluster) = &mut self.cluster else { return Ok(any) };
+        cluster.ask(&self.registry)?;
         let Cluster { inbox, network, .. } = cluster;
         inbox.sending.retain(|to, frames| {
             while let Some(frame) = frames.front() {
@@ -351,11 +430,11 @@ impl Keeper {
                 let ([view, place, at, count], bytes) = words(frame)?;
                 self.learn(view, place, at as u32, count as u32, bytes);
             }
-            // (It asks for one at a time.)
-            ASK_PIECE if cluster.inbox.sending.get(from).map_or(0, VecDeque::len) >= ASKS_MOST => {}
+            ASK_PIECE
+                if cluster.inbox.sending.get(from).map_or(0, VecDeque::len) >= PIECES_MOST => {}
             ASK_PIECE => {
-                let ([id, at], _) = words(frame)?;
-                self.tell_piece(from, id as u32, at);
+                let ([id, at, to], _) = words(frame)?;
+                self.tell_range(from, id as u32, at, to);
             }
             PIECE if is_asked => {
                 let ([id, asked, at, next, place], bytes) = words(frame)?;
@@ -407,9 +486,14 @@ impl Keeper {
         }
         self.registry = known;
         for (id, bytes) in coherent {
-            if let Ok(memory) = self.make(bytes) {
-                self.memories.insert(id, memory);
-                self.cluster.as_mut()?.inbox.filling.insert(id, Filling::new(bytes));
+            let made = self.make(bytes);
+            let cluster = self.cluster.as_mut()?;
+            match made {
+                Ok(memory) => {
+                    self.memories.insert(id, memory);
+                    cluster.inbox.filling.insert(id, Filling::new(bytes));
+                }
+                Err(_) => cluster.say(0, &Act::Lacks { id }, &self.registry),
             }
         }
         for (id, count) in sets {
@@ -432,8 +516,8 @@ impl Keeper {
         Some(())
     }
 
-    /// What lies in a region from there on, of what was ever written.
-    fn tell_piece(&mut self, to: &Life, id: u32, asked: u64) -> Option<()> {
+    /// What lies in a region from there on, of what was ever written, up to there.
+    fn tell_range(&mut self, to: &Life, id: u32, from: u64, end: u64) -> Option<()> {
         let is_filled = self.is_filled(id);
         let cluster = self.cluster.as_mut()?;
         let common = self.memories.get(&id).and_then(Memory::common);
@@ -442,18 +526,26 @@ impl Keeper {
             cluster.inbox.send(to, REFUSED, &[u64::from(id)], &[]);
             return None;
         };
-        let end = region.bytes;
-        // (Where nothing was written there is no memory.)
-        let at = seek(memory, SeekFrom::Data(asked)).unwrap_or(end).clamp(asked.min(end), end);
-        let next = end.min((at + 1).next_multiple_of(PIECE_BYTES as u64));
-        let mut bytes = vec![0; (next - at) as usize];
-        // SAFETY: within the mapping, which only this thread writes to.
-        #[allow(unsafe_code)]
-        unsafe {
-            let from = data.area().base().add(at as usize);
-            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+        cluster.inbox.gave = Some(cluster.began.elapsed());
+        let (whole, mut asked) = (region.bytes, from);
+        for _ in 0..RANGE_BYTES / PIECE_BYTES as u64 {
+            if asked >= end.min(whole) {
+                break;
+            }
+            // (Where nothing was written there is no memory.)
+            let at = seek(memory, SeekFrom::Data(asked)).unwrap_or(whole).clamp(asked, whole);
+            let next = whole.min((at + 1).next_multiple_of(PIECE_BYTES as u64));
+            let mut bytes = vec![0; (next - at) as usize];
+            // SAFETY: within the mapping, which only this thread writes to.
+            #[allow(unsafe_code)]
+            unsafe {
+                let from = data.area().base().add(at as usize);
+                std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+            }
+            let head = [u64::from(id), asked, at, next, cluster.delivered];
+            cluster.inbox.send(to, PIECE, &head, &bytes);
+            asked = next;
         }
-        cluster.inbox.send(to, PIECE, &[u64::from(id), asked, at, next, cluster.delivered], &bytes);
         Some(())
     }
 
@@ -467,6 +559,7 @@ impl Keeper {
         bytes: &[u8],
     ) -> Option<()> {
         let cluster = self.cluster.as_mut()?;
+        let now = cluster.now();
         let filling = cluster.inbox.filling.get_mut(&id)?;
         let end = filling.bytes;
         let is_it = asked == filling.next && at >= asked && next > asked && next <= end;
@@ -475,48 +568,59 @@ impl Keeper {
         if !is_it || !is_whole || place < cluster.inbox.base {
             return None;
         }
-        cluster.inbox.asked = None;
+        cluster.inbox.came_bytes += next - asked;
+        if let Some((_, when)) = &mut cluster.inbox.asked {
+            *when = now;
+        }
         let memory = self.memories.get(&id)?;
-        for (from, to) in filling.untouched(at as usize, bytes.len()) {
-            put(memory, from as u64, &bytes[from - at as usize..to - at as usize], end);
+        let part = |(from, to): (usize, usize)| &bytes[from - at as usize..to - at as usize];
+        for (from, to) in filling.touched.untouched(at as usize, bytes.len()) {
+            put(memory, from as u64, part((from, to)), end);
+        }
+        if let Some(touched) = &filling.apart {
+            for (from, to) in touched.untouched(at as usize, bytes.len()) {
+                memory.put_apart(from as u64, part((from, to)));
+            }
         }
         filling.next = next;
+        filling.asked = filling.asked.max(next);
         filling.known = filling.known.max(place);
         Some(())
     }
 
-    /// Those whose regions are whole can receive them.
+    /// Those whose regions are whole can receive them, and all hosts know that they are.
     fn filled(&mut self) {
         let Some(cluster) = &mut self.cluster else { return };
         if cluster.inbox.filling.is_empty() {
             return;
         }
-        let (regions, delivered) = (&self.registry.regions, cluster.delivered);
+        let (regions, delivered, mut done) = (&self.registry.regions, cluster.delivered, vec![]);
         cluster.inbox.filling.retain(|id, filling| {
             filling.is_delivered = delivered >= filling.known;
+            if filling.is_done() {
+                done.push(*id);
+            }
             regions.contains_key(id) && !filling.is_done()
         });
-        for at in 0..self.clients.len() {
-            let Waits::Filled(id, direction) = self.clients[at].waits else { continue };
-            if self.is_filled(id) {
-                self.answer_filled(at, id, direction);
+        for id in &done {
+            // (Who can't give it has said so.)
+            if self.memories.get(id).is_some_and(|memory| memory.common().is_some()) {
+                cluster.say(0, &Act::Filled { id: *id }, &self.registry);
             }
         }
-    }
-
-    fn answer_filled(&mut self, at: usize, id: u32, direction: Direction) {
-        match self.attached(id, direction, false) {
-            Ok((answer, memory)) => self.reply(at, &answer, &memory),
-            Err(status) => self.refuse(at, id, direction, status),
+        if !done.is_empty() {
+            ring(&self.page.1);
         }
     }
 
-    /// Of what it waits for it is told no; it is attached no more.
-    pub(super) fn refuse(&mut self, at: usize, id: u32, direction: Direction, status: Status) {
-        if let Some(member) = self.clients[at].member {
-            self.undo(&Act::Detach { member, id, direction });
-        }
-        self.reply(at, &Answer::No(status), &[]);
+    /// Of a region that was attached and is not whole yet: how much has come here of all that is on its way.
+    pub(super) fn wait_for(&mut self, id: u32) -> Answer {
+        let inbox = self.cluster.as_mut().map(|cluster| &mut cluster.inbox);
+        let came = inbox.map(|inbox| {
+            inbox.wanted = Some(id);
+            inbox.came_bytes
+        });
+        Answer::Filling { came: came.unwrap_or_default() }
     }
 }
 
@@ -610,7 +714,7 @@ mod tests {
                 plain[at..at + bytes].fill(true);
             }
             let mut free = vec![false; 1300];
-            for (from, to) in filling.untouched(at, bytes) {
+            for (from, to) in filling.touched.untouched(at, bytes) {
                 prop_assert!(from < to && !free[from..to].contains(&true));
                 free[from..to].fill(true);
             }
