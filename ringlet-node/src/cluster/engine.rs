@@ -38,6 +38,9 @@ const STRANGERS_OF_AN_ADDRESS: usize = 8;
 /// A node that ends says so to others, for no longer than this.
 const FAREWELL: Duration = Duration::from_millis(500);
 
+/// What tells of one signal.
+const SIGNAL_BYTES: usize = size_of::<libc::signalfd_siginfo>();
+
 /// What the thread tells: called on it, so they must not wait.
 pub trait Events: Send {
     /// A session began. (`restarted`: it is another run of that node than in the last one.)
@@ -50,6 +53,10 @@ pub trait Events: Send {
     fn passed(&mut self, peer: &Peer, message: &[u8]);
     /// A channel is there, or could not be had.
     fn called(&mut self, token: Token, channel: Option<OwnedFd>);
+    /// The service is to end. True once nothing is left that others of the cluster still need of it: it is asked again until then.
+    fn may_leave(&mut self) -> bool {
+        true
+    }
 }
 
 /// What has to be done before the service gives up the right to.
@@ -72,7 +79,8 @@ impl Running {
 
     /// Starts the thread, which gives up its own rights. (Call it while there is no other.)
     ///
-    /// SIGTERM and SIGINT are the thread's from then on: other nodes are told that this one leaves, then the process ends.
+    /// SIGTERM and SIGINT are the thread's from then on: once nobody needs anything of it (or at the second signal) other nodes are told that this one
+    /// leaves, then the process ends.
     pub fn start(self, events: Box<dyn Events>, quiet: bool) -> anyhow::Result<Cluster> {
         let failed = |error: ringlet_linux::sys::Errno| std::io::Error::from_raw_os_error(error.0);
         let cluster = Cluster::new(self.settings, self.incarnation, quiet).map_err(failed)?;
@@ -96,6 +104,7 @@ impl Running {
             clock: Clock::new(),
             events,
             ends,
+            asked_to_end: 0,
         };
         let (said, confined) = sync_channel(1);
         std::thread::Builder::new().name("cluster".into()).spawn(move || {
@@ -199,6 +208,8 @@ pub(super) struct Engine {
     clock: Clock,
     events: Box<dyn Events>,
     ends: OwnedFd,
+    /// How often.
+    asked_to_end: u32,
 }
 
 impl Engine {
@@ -228,7 +239,10 @@ impl Engine {
         let _ = poll(&mut fds, tick.as_ref());
         self.clock.waited(TICK);
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
-        if !ready[2].is_empty() {
+        if !ready[2].is_empty() && rustix::io::read(&self.ends, &mut [0u8; SIGNAL_BYTES]).is_ok() {
+            self.asked_to_end += 1;
+        }
+        if self.asked_to_end > 1 || self.asked_to_end == 1 && self.events.may_leave() {
             self.leave();
         }
         if !ready[1].is_empty() {

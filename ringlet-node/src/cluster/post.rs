@@ -84,6 +84,10 @@ impl Events for Post {
     fn called(&mut self, token: Token, channel: Option<OwnedFd>) {
         self.put(News::Called(token, channel));
     }
+
+    fn may_leave(&mut self) -> bool {
+        self.0.ways.iter().all(Ways::has_left)
+    }
 }
 
 #[cfg(test)]

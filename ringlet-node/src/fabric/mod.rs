@@ -123,6 +123,8 @@ pub(crate) const BROKEN: u8 = 9;
 const OVER: u8 = 10;
 pub(crate) const LOG: u8 = 11;
 pub(crate) const ANSWER: u8 = 13;
+/// By the service: it is to leave in order, once others have what they need of it.
+pub(crate) const LEAVE: u8 = 15;
 /// By the service too: a channel of the native library's, with a socket to its program.
 const NATIVE: u8 = 14;
 

@@ -10,8 +10,8 @@ use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
 use super::{
-    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER,
-    PACKET_BYTES, PASS, PASSED, REFLECTED, SETTINGS, Settings, UP, packet, read,
+    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LEAVE, LOG, LaneOrder, NATIVE, NativeOrder,
+    OVER, PACKET_BYTES, PASS, PASSED, REFLECTED, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{From, Handed};
 use crate::carrier::keeper::{Kept, Look, Word};
@@ -64,6 +64,8 @@ struct Out {
     waiting: VecDeque<Waiting>,
     bytes: usize,
     sessions: Vec<Way>,
+    /// The process was told to leave.
+    leaves: bool,
 }
 
 struct Waiting {
@@ -122,6 +124,18 @@ impl Ways {
         }
         out.waiting.push_back(Waiting { packet, fds: Vec::new(), passed: Some(peer.session) });
         out.flush();
+    }
+
+    /// A process that has what other nodes need is told to leave, and does once they have it. True if there is none, or it has.
+    pub fn has_left(&self) -> bool {
+        let mut out = self.lock();
+        if out.carries == Carries::Connections || out.socket.is_none() {
+            return true;
+        }
+        if !std::mem::replace(&mut out.leaves, true) {
+            out.say(packet(LEAVE, Session::default(), &[]), Vec::new());
+        }
+        false
     }
 
     /// Is there something to be sent again?
@@ -263,7 +277,7 @@ impl Side {
         let settings = packet(SETTINGS, Session::default(), &self.settings);
         out.bytes += settings.len();
         out.waiting.push_front(Waiting { packet: settings, fds: Vec::new(), passed: None });
-        out.socket = self.kept.process();
+        (out.socket, out.leaves) = (self.kept.process(), false);
         if out.carries == Carries::Reflection {
             let joined: Vec<_> = out.sessions.iter().map(|way| joins(&way.peer)).collect();
             joined.into_iter().for_each(|packet| out.say(packet, Vec::new()));

@@ -19,7 +19,7 @@ use crate::clock::{Clock, Moment};
 use crate::cluster::Session;
 use crate::fabric::places::{Opens, Places, close_apart};
 use crate::fabric::{
-    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LOG, PACKET_BYTES, PASS, PASSED, Pieces,
+    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LEAVE, LOG, PACKET_BYTES, PASS, PASSED, Pieces,
     RailSettings, TooLong, UP, in_pieces, packet, read,
 };
 
@@ -198,6 +198,7 @@ impl Rails {
                 Some((ENDED, session, _)) => self.end(session),
                 Some((PASSED, session, piece)) => self.take_piece(session, piece),
                 Some((ASK, session, _)) => self.say(ANSWER, session, &[]),
+                Some((LEAVE, ..)) => super::process::leave_in_order(),
                 _ => {}
             }
         }
