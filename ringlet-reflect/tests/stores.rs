@@ -31,12 +31,13 @@ type Form = (&'static str, unsafe fn(*mut u8));
 macro_rules! one {
     ($name:ident, $($text:literal),+) => {
         unsafe fn $name(to: *mut u8) {
-            let source: Vec<u8> = (0..192u8).map(|byte| byte ^ 0x5a).collect();
+            let mut source: Vec<u8> = (0..192u8).map(|byte| byte ^ 0x5a).collect();
             // SAFETY: room for the store; what it takes is loaded before.
             unsafe {
                 asm!($($text),+,
-                    in("rdi") to, in("rsi") source.as_ptr(), inout("rax") 0x1122_3344_5566_7788u64 => _, in("rdx") 0x99aa_bbcc_ddee_ff01u64,
+                    in("rdi") to, in("rsi") source.as_mut_ptr(), inout("rax") 0x1122_3344_5566_7788u64 => _, in("rdx") 0x99aa_bbcc_ddee_ff01u64,
                     in("rcx") 3u64, out("r8") _, out("r9") _, out("r15") _,
+                    out("mm1") _, out("mm6") _, out("st(0)") _, out("st(1)") _, out("st(2)") _, out("st(7)") _,
                     out("xmm0") _, out("xmm1") _, out("xmm9") _, out("xmm20") _, out("k1") _, options(nostack));
             }
         }
@@ -141,6 +142,85 @@ one!(
     "vmovdqu8 [rdi + 16376]{{k1}}, zmm20",
     "vzeroupper"
 );
+one!(
+    avx512_parts,
+    "vmovdqu64 zmm0, [rsi]",
+    "vmovdqu64 zmm20, [rsi + 64]",
+    "mov eax, 0x5a5a5",
+    "kmovd k1, eax",
+    "vmovss [rdi]{{k1}}, xmm0",
+    "vmovsd [rdi + 8]{{k1}}, xmm20",
+    "vextracti32x4 [rdi + 16]{{k1}}, zmm20, 2",
+    "vextractf64x4 [rdi + 32]{{k1}}, zmm0, 1",
+    "vpcompressd [rdi + 64]{{k1}}, zmm20",
+    "vcompresspd [rdi + 128]{{k1}}, zmm0",
+    "vpmovdb [rdi + 192], zmm20",
+    "vpmovqw [rdi + 208]{{k1}}, zmm0",
+    "vpmovsdw [rdi + 224], zmm20",
+    "vpmovusqd [rdi + 256]{{k1}}, ymm20",
+    "vpmovwb [rdi + 288]{{k1}}, zmm0",
+    "vcvtps2ph [rdi + 320]{{k1}}, zmm0, 3",
+    "kmovd [rdi + 352], k1",
+    "kmovw [rdi + 356], k1",
+    // (Places that are twice there have the last one.)
+    "vpsrld zmm0, zmm0, 25",
+    "vpscatterdd [rdi + zmm0 * 4 + 400]{{k1}}, zmm20",
+    "kmovd [rdi + 360], k1",
+    "kxnord k1, k1, k1",
+    "vpsrlq zmm0, zmm20, 57",
+    "vpscatterqq [rdi + zmm0 * 8 + 1000]{{k1}}, zmm20",
+    "vzeroupper"
+);
+one!(
+    halves,
+    "vmovdqu ymm0, [rsi + 32]",
+    "vcvtps2ph [rdi], ymm0, 0",
+    "vcvtps2ph [rdi + 16], ymm0, 1",
+    "vcvtps2ph [rdi + 32], ymm0, 4",
+    "vcvtps2ph [rdi + 48], xmm0, 2",
+    "vzeroupper"
+);
+one!(
+    x87,
+    "mov word ptr [rsi], 0x0f7f",
+    "fldpi",
+    "fldl2e",
+    "fst dword ptr [rdi]",
+    "fst qword ptr [rdi + 8]",
+    "fstp tbyte ptr [rdi + 16]",
+    "fist dword ptr [rdi + 32]",
+    "fldcw word ptr [rsi]",
+    "fist word ptr [rdi + 36]",
+    "fstp qword ptr [rdi + 40]",
+    "fld1",
+    "fld dword ptr [rsi + 4]",
+    "fild dword ptr [rsi + 8]",
+    "fistp qword ptr [rdi + 48]",
+    "fisttp dword ptr [rdi + 56]",
+    "fnstcw word ptr [rdi + 60]",
+    "fnstsw word ptr [rdi + 62]",
+    "fstp tbyte ptr [rdi + 64]",
+    "fnstsw word ptr [rdi + 74]",
+    "fninit"
+);
+one!(
+    mmx,
+    "movq mm1, qword ptr [rsi]",
+    "movq mm6, qword ptr [rsi + 8]",
+    "movq qword ptr [rdi], mm1",
+    "movntq qword ptr [rdi + 8], mm6",
+    "movd dword ptr [rdi + 16], mm6",
+    "emms",
+    "stmxcsr dword ptr [rdi + 24]"
+);
+one!(masked_bytes, "movdqu xmm0, [rsi]", "movdqu xmm1, [rsi + 100]", "maskmovdqu xmm0, xmm1");
+one!(
+    direct,
+    "movdiri qword ptr [rdi], rdx",
+    "add rdi, 64",
+    "movdir64b rdi, [rsi + 3]",
+    "sub rdi, 64"
+);
 one!(one_stos, "stosb", "mov al, 9", "stosq");
 one!(movbe, "movbe qword ptr [rdi], rax", "movbe word ptr [rdi + 8], dx");
 
@@ -241,6 +321,9 @@ fn each_form_of_a_store_writes_there_as_it_does_to_memory() {
         ("movnti", movnti),
         ("setcc", sets),
         ("sse", sse),
+        ("x87", x87),
+        ("mmx", mmx),
+        ("bytes by a mask", masked_bytes),
         ("a stos", one_stos),
         ("movs 1", movs_1),
         ("movs 8", movs_8),
@@ -256,6 +339,14 @@ fn each_form_of_a_store_writes_there_as_it_does_to_memory() {
     if is_x86_feature_detected!("sse4.1") {
         forms.push(("parts", parts));
     }
+    // (Of two features: stores past the caches, of 8 bytes and of 64.)
+    let features = std::arch::x86_64::__cpuid_count(7, 0).ecx;
+    if features >> 27 & 3 == 3 {
+        forms.push(("movdir", direct));
+    }
+    if is_x86_feature_detected!("f16c") {
+        forms.push(("halves", halves));
+    }
     if is_x86_feature_detected!("movbe") {
         forms.push(("movbe", movbe));
     }
@@ -268,7 +359,11 @@ fn each_form_of_a_store_writes_there_as_it_does_to_memory() {
         ]);
     }
     if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-        forms.extend([("avx512", avx512 as unsafe fn(*mut u8)), ("loops of avx512", loops_avx512)]);
+        forms.extend([
+            ("avx512", avx512 as unsafe fn(*mut u8)),
+            ("avx512 in parts", avx512_parts),
+            ("loops of avx512", loops_avx512),
+        ]);
     }
     let mut plain = Box::new(Plain([0; BYTES]));
     for (name, form) in forms {
