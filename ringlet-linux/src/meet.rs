@@ -5,7 +5,7 @@
 //! ([`admit_descriptors`]; older kernels know no such wish), a message of a stranger is looked at without being taken ([`look_at`]), and a
 //! socket goes by [`part`], which hands one that holds descriptors to `apart`.
 
-use crate::sys::{Errno, Sys, call, close, geteuid, sys};
+use crate::sys::{Errno, Sys, call, close, geteuid, pidfd, sys};
 use crate::{apart, fd, tcp, unix};
 
 /// The two ends of a connection, as both of them know it.
@@ -123,7 +123,7 @@ fn guarded_socket() -> Sys<i32> {
 
 /// No descriptors, for now; and credentials with every message, so that `part` knows one of no bytes from the end.
 pub(crate) fn guard(socket: i32) {
-    let _ = set_option(socket, libc::SO_PASSCRED, 1);
+    name_senders(socket);
     admit_descriptors(socket, false);
 }
 
@@ -197,7 +197,7 @@ pub fn look_at_path(path: &core::ffi::CStr) -> Sys<i32> {
         *to = *byte as _;
     }
     let socket = fd::hide(unix_socket()?)?;
-    let _ = set_option(socket, libc::SO_PASSCRED, 1);
+    name_senders(socket);
     connect(socket, (name, size_of::<libc::sockaddr_un>() as u32))
 }
 
@@ -272,10 +272,18 @@ pub fn serve(service: &[u8]) -> Sys<i32> {
     let_in(socket).map(|()| socket).inspect_err(|_| close(socket))
 }
 
-/// Connects to a service, which speaks first, with descriptors; `ECONNREFUSED` when there is none, `EAGAIN` when too many wait.
+/// Connects to a service, which speaks first, with descriptors, and is named with what it says; `ECONNREFUSED` when there is none, `EAGAIN`
+/// when too many wait.
 pub fn visit(service: &[u8]) -> Sys<i32> {
     let name = service_name(service)?;
-    connect(unix_socket()?, name)
+    let socket = unix_socket()?;
+    name_senders(socket);
+    connect(socket, name)
+}
+
+/// Each message that is sent to this socket from now on tells who has sent it. (KERNEL: what was sent before need not.)
+pub fn name_senders(socket: i32) {
+    let _ = set_option(socket, libc::SO_PASSCRED, 1);
 }
 
 /// Is it a Unix socket of our kind? (Whatever else a stranger sends may block who uses or closes it.)
@@ -307,6 +315,35 @@ pub fn credentials(socket: i32) -> Sys<Credentials> {
         )?;
     }
     Ok(Credentials { pid: found.pid, uid: found.uid })
+}
+
+/// A pidfd of the process at the other end, which has connected. `ESRCH` when it has ended, `None` where the kernel does not tell: before
+/// Linux 6.5 of one in a pid namespace that we can't see.
+pub fn process_at_other_end(socket: i32) -> Sys<Option<i32>> {
+    const SO_PEERPIDFD: i32 = 77;
+    let (mut process, mut len) = (-1i32, 4u32);
+    // SAFETY: an int and its size.
+    let told = unsafe {
+        sys!(SYS_getsockopt, socket, libc::SOL_SOCKET, SO_PEERPIDFD, &raw mut process, &raw mut len)
+    };
+    match told {
+        Ok(_) => Ok(Some(process)),
+        Err(Errno(libc::ENOPROTOOPT)) => process_of(&credentials(socket)?),
+        // KERNEL: EINVAL of one that has ended, until Linux 6.16.
+        Err(Errno::EINVAL) => Err(Errno(libc::ESRCH)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// A pidfd of who has sent a message; `None` and `ESRCH` as above.
+pub fn process_of(sender: &Credentials) -> Sys<Option<i32>> {
+    match sender.pid {
+        0 => Ok(None),
+        pid => match pidfd(pid) {
+            Err(Errno(libc::ENOSYS | libc::EPERM)) => Ok(None),
+            opened => opened.map(Some),
+        },
+    }
 }
 
 #[repr(C, align(8))]
@@ -420,8 +457,13 @@ fn receive_once(socket: i32, bytes: &mut [u8], room: usize, flags: i32) -> Sys<R
 
 /// One message with descriptors; `Ok(0)` when the other side is gone.
 pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
-    let got = receive_once(socket, bytes, size_of::<Control>(), 0)?;
+    let got = receive_named(socket, bytes)?;
     Ok((got.len, got.fds))
+}
+
+/// The same, and who has sent it, if the socket was asked to tell (`name_senders`).
+pub fn receive_named(socket: i32, bytes: &mut [u8]) -> Sys<Received> {
+    receive_once(socket, bytes, size_of::<Control>(), 0)
 }
 
 /// The next message of a guarded socket, which stays where it is. `fds.truncated`: descriptors are with it.
@@ -458,7 +500,7 @@ pub fn part(socket: i32) {
     // From now on nothing more comes, so that what is seen here is all. (That a message carries credentials is settled when it is received.)
     // SAFETY: no memory is passed.
     let _ = unsafe { sys!(SYS_shutdown, socket, libc::SHUT_RD) };
-    let _ = set_option(socket, libc::SO_PASSCRED, 1);
+    name_senders(socket);
     if tcp::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1) {
         loop {
             match accept_in_sight(socket) {

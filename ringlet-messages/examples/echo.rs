@@ -56,7 +56,7 @@ fn serve_channel(mut channel: Channel) -> Result<(), Error> {
         for (to, from) in answer.bytes().iter().zip(question.bytes()) {
             to.store(!from.load(Relaxed), Relaxed);
         }
-        answer.commit(len);
+        answer.commit(len)?;
         question.release();
     }
 }

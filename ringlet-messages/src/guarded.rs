@@ -33,6 +33,11 @@ impl Guarded {
         guarded
     }
 
+    /// Do its credentials name who has made it, not who is at its other end?
+    pub fn is_given(&self) -> bool {
+        self.given
+    }
+
     /// Has it a stranger at its other end?
     fn is_strangers(&self) -> bool {
         let uid = meet::credentials(self.as_raw_fd()).map(|peer| peer.uid);

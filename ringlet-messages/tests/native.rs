@@ -126,7 +126,7 @@ fn in_place() {
     for (byte, value) in slot.bytes()[3..].iter().zip(b"place") {
         byte.store(*value, Ordering::Relaxed);
     }
-    slot.commit(8);
+    slot.commit(8).unwrap();
     // Reserved, and thought better of: nothing is sent.
     let _ = near.sender.reserve(100, SOON).unwrap();
     near.sender.send(b"next", SOON).unwrap();

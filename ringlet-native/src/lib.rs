@@ -339,7 +339,7 @@ pub unsafe extern "C" fn ringlet_commit(channel: *mut ringlet_channel, len: usiz
         // SAFETY: as in the header.
         let (sender, reserved) = unsafe { sending(channel)? };
         let place = reserved.take_if(|place| len <= place.room()).ok_or(INVALID)?;
-        sender.commit_raw(place, len);
+        sender.commit_raw(place, len)?;
         Ok(0)
     })
 }

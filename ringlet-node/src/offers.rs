@@ -245,6 +245,8 @@ impl<N: Notes> Service<N> {
     /// Two connected sockets, over which descriptors may go, and to whom each is handed; or from whom what comes by it is.
     fn pair(&self, to: [&Guest; 2]) -> Result<[Handed; 2], Reason> {
         let [one, other] = meet::pair().map_err(|_| Reason::NodeFull)?;
+        // (Its credentials name this process.)
+        [one, other].into_iter().for_each(meet::name_senders);
         // SAFETY: made just now, ours alone.
         let [one, other] = [one, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let handed = |fd, to: &Guest| self.apart.handed(fd, &From::of(&to.who));

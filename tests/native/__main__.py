@@ -286,6 +286,38 @@ def deaths(place):
             place.call(place.rust / program, "call", service, *kind, 100, 8)
 
 
+def death_scene(place, scene):
+    actor = place.directory / "death_actor"
+    if not actor.exists():
+        place.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], ROOT / "tests/native/death_actor.c", actor, ["--cflags", "--libs"])
+    said, _ = place.call(actor, name(), scene)
+    require(said == "ok\n", said)
+
+
+@check
+def senders_to_the_dead(place):
+    """A sender learns that its receiver was killed by the next message if that slept, else within a few: bytes, messages, mailboxes, rings."""
+    death_scene(place, "senders")
+
+
+@check
+def children_of_the_dead(place):
+    """A child that a program has forked hides its death from nobody."""
+    death_scene(place, "children")
+
+
+@check
+def services_out_of_descriptors(place):
+    """Who comes while no descriptor is free waits until one is."""
+    death_scene(place, "crowded")
+
+
+@check
+def services_in_the_background(place):
+    """A service whose opener has ended, and whose child serves, is no dead one."""
+    death_scene(place, "background")
+
+
 def unix_socket():
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

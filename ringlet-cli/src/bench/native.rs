@@ -92,8 +92,7 @@ fn in_place(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     fn say(sender: &mut Sender, turn: u32) -> Result<(), Error> {
         let slot = sender.reserve(SMALL_BYTES, WAIT)?;
         slot.bytes()[0].store(turn as u8, Relaxed);
-        slot.commit(SMALL_BYTES);
-        Ok(())
+        slot.commit(SMALL_BYTES)
     }
     fn hear(receiver: &mut Receiver) -> Result<u8, Error> {
         let message = receiver.peek(WAIT)?;

@@ -32,12 +32,15 @@ impl Announcer {
         })
     }
 
+    /// True if the receiver slept, and was rung for.
     #[inline]
-    pub fn published(&self, bell: &Bell) {
+    pub fn published(&self, bell: &Bell) -> bool {
         announce(self.ready.0.at(0), self.lane);
-        if let Some(value) = wait::armed(self.flag.0.at(0), self.rung.get()) {
+        let armed = wait::armed(self.flag.0.at(0), self.rung.get());
+        if let Some(value) = armed {
             self.rung.set(value);
             bell.ring();
         }
+        armed.is_some()
     }
 }

@@ -1,6 +1,7 @@
 //! How an end sleeps and is woken: its interrupt flag (`ringlet_core::wait`) and a byte on a Unix socket, which tells of the peer's
-//! death as well.
+//! death as well. A child that the peer has forked holds that socket too, so the peer's process is watched beside it.
 
+use super::segment::own;
 use super::{Error, Timeout};
 use crate::guarded::Guarded;
 use ringlet::waiting::spin;
@@ -11,6 +12,7 @@ use ringlet_core::wait::Wish;
 use ringlet_linux::{fd, meet, sys};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 /// An end that polls without waiting asks the kernel this often whether its peer still lives (in ticks: some 10 to 50 ms).
 const LOOK_EVERY_TICKS: u64 = 50_000_000;
@@ -19,8 +21,49 @@ const LOOKS_BEFORE_CLOCK: u32 = 50;
 /// Bytes taken at once: a peer that rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 64;
 
+/// The process at the other end.
+#[derive(Clone)]
+pub(super) enum Process {
+    /// The kernel does not tell, or what we have was made by a third one: then only the socket tells of its end.
+    Unknown,
+    Gone,
+    /// By a pidfd, which is readable when it has ended.
+    Watched(Arc<OwnedFd>),
+}
+
+impl Process {
+    /// As a lookup of `meet` found it.
+    pub fn new(found: sys::Sys<Option<i32>>) -> Result<Process, Error> {
+        match found {
+            Ok(Some(process)) => Ok(Process::Watched(Arc::new(own(process)))),
+            Ok(None) => Ok(Process::Unknown),
+            Err(sys::Errno(libc::ESRCH)) => Ok(Process::Gone),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Of the one that has connected this socket to us.
+    pub fn that_connected(socket: &Guarded) -> Result<Process, Error> {
+        match socket.is_given() {
+            true => Ok(Process::Unknown),
+            false => Process::new(meet::process_at_other_end(socket.as_raw_fd())),
+        }
+    }
+
+    /// The pidfd, or what `poll` passes over.
+    pub fn descriptor(&self) -> i32 {
+        match self {
+            Process::Watched(process) => process.as_raw_fd(),
+            Process::Unknown | Process::Gone => -1,
+        }
+    }
+}
+
 pub(super) struct Bell {
     socket: Guarded,
+    process: Process,
+    /// The socket and the process, for a program that waits by itself; made when it asks.
+    set: OnceLock<Option<OwnedFd>>,
     /// We wanted to be woken, so bytes may have come.
     armed: AtomicBool,
     gone: AtomicBool,
@@ -113,24 +156,55 @@ impl Waiter<'_> {
 
 impl Bell {
     /// From now on nobody has a descriptor to send.
-    pub fn new(socket: Guarded) -> Bell {
+    pub fn new(socket: Guarded, process: Process) -> Bell {
         meet::admit_descriptors(socket.as_raw_fd(), false);
+        let gone = matches!(process, Process::Gone);
         Bell {
             socket,
+            process,
+            set: OnceLock::new(),
             armed: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            gone: AtomicBool::new(gone),
             looked: AtomicU64::new(0),
         }
     }
 
-    pub fn descriptor(&self) -> i32 {
+    pub fn socket(&self) -> i32 {
         self.socket.as_raw_fd()
     }
 
-    /// Wakes the peer. What finds no room is as good as rung: bytes are waiting for it.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// To wait on.
+    pub fn descriptor(&self) -> i32 {
+        self.as_fd().as_raw_fd()
+    }
+
+    /// Both in one. (Where no descriptor is free for it the socket alone will do: a peer whose child holds it is found by `look`.)
+    fn make_set(&self) -> Option<OwnedFd> {
+        if self.process.descriptor() < 0 {
+            return None;
+        }
+        let set = own(fd::epoll_create().ok()?);
+        for of in [self.socket(), self.process.descriptor()] {
+            let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            fd::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, of, Some(event)).ok()?;
+        }
+        Some(set)
+    }
+
+    /// Wakes the peer, or finds that it is gone. What finds no room is as good as rung: bytes are waiting for it.
     #[cold]
     pub fn ring(&self) {
-        let _ = meet::send(self.descriptor(), &[1], &[]);
+        match meet::send(self.socket(), &[1], &[]) {
+            // KERNEL: ECONNRESET of bytes that it had not read when it went.
+            Err(sys::Errno(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN)) => self.give_up(),
+            _ => {}
+        }
+        // A child of a peer that is gone holds the other end.
+        self.look();
     }
 
     /// Has the kernel told that the peer is gone?
@@ -138,7 +212,7 @@ impl Bell {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// The peer has gone, as another bell has told.
+    /// The peer has gone, as the kernel or another bell has told.
     pub fn give_up(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }
@@ -146,12 +220,16 @@ impl Bell {
     /// Takes the bytes that came.
     pub fn drain(&self) {
         for _ in 0..BELLS_AT_ONCE {
-            match meet::receive(self.descriptor(), &mut [0; 8]) {
-                Ok((0, _)) => return self.gone.store(true, Ordering::Relaxed),
+            match meet::receive(self.socket(), &mut [0; 8]) {
+                Ok((0, _)) => return self.give_up(),
                 Ok(_) => {}
-                Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => return,
-                Err(_) => return self.gone.store(true, Ordering::Relaxed),
+                Err(sys::Errno::EAGAIN | sys::Errno::EINTR) => break,
+                Err(_) => return self.give_up(),
             }
+        }
+        // Whoever waits by the set would be woken by the process's end for ever.
+        if self.set.get().is_some() {
+            self.ask();
         }
     }
 
@@ -175,9 +253,17 @@ impl Bell {
 
     /// Asks the kernel whether the peer is gone.
     pub fn ask(&self) {
-        if fd::pending(self.descriptor(), 0) != 0 {
-            self.gone.store(true, Ordering::Relaxed);
+        let mut fds = self.fds(0);
+        // (It fills both in, or fails and leaves them.)
+        let _ = fd::poll(&mut fds, Some(0), None);
+        if fds.iter().any(|of| of.revents != 0) {
+            self.give_up();
         }
+    }
+
+    fn fds(&self, events: i16) -> [fd::pollfd; 2] {
+        [(self.socket(), events), (self.process.descriptor(), libc::POLLIN)]
+            .map(|(fd, events)| fd::pollfd { fd, events, revents: 0 })
     }
 
     /// Returns when `ready` says so, or the peer is gone.
@@ -212,8 +298,11 @@ impl Bell {
             if waiter.watch(left, &mut ready) || !self.arm(waiter.wish, &mut ready) {
                 return Ok(());
             }
-            let mut fds = [fd::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 }];
+            let mut fds = self.fds(libc::POLLIN);
             fd::poll(&mut fds, left, None)?;
+            if fds[1].revents != 0 {
+                self.give_up();
+            }
             if fds[0].revents != 0 {
                 self.armed.store(false, Ordering::Relaxed);
                 self.drain();
@@ -227,6 +316,7 @@ impl Bell {
 
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        let set = self.set.get_or_init(|| self.make_set()).as_ref();
+        set.map_or_else(|| self.socket.as_fd(), AsFd::as_fd)
     }
 }

@@ -1,6 +1,7 @@
 //! An end of a channel, or of a locked pair, as who carries it to another host has it: the peer of a program here, which waits for nothing.
 
 use super::channel::{Channel, Receiver, Receives, Sender, Sends};
+use super::service::Prepared;
 use super::welcome::Welcome;
 use super::{Connection, Error, Kind, Locked, Options, Timeout, hosts};
 use crate::guarded::Guarded;
@@ -49,21 +50,21 @@ impl Beginning {
     /// The service is here: what it gives us, once it has.
     pub fn join(self) -> Result<Joined, Error> {
         let mut bytes = [0; handshake::ROOM_BYTES];
-        let (len, fds) = match meet::receive(self.0.as_raw_fd(), &mut bytes) {
+        let received = match meet::receive_named(self.0.as_raw_fd(), &mut bytes) {
             Err(Errno::EAGAIN) => return Ok(Joined::NotYet(self)),
             done => done?,
         };
-        if len == 0 {
+        if received.len == 0 {
             return Err(Error::Refused);
         }
-        let welcome = Welcome::parse(&bytes[..len])?;
+        let welcome = Welcome::parse(&bytes[..received.len])?;
         let offer = Offer {
             kind: welcome.kind,
             slot_count: welcome.slot_count,
             ring_bytes: welcome.ring_bytes,
         };
         let options = offer.options()?;
-        let port = Port::new(options.join(self.0, welcome, fds)?, options.kind)?;
+        let port = Port::new(options.join(self.0, welcome, received)?, options.kind)?;
         Ok(Joined::Here(offer, Box::new(port)))
     }
 
@@ -72,7 +73,8 @@ impl Beginning {
         let mut options = offer.options()?;
         options.ring_bytes = options.ring_bytes.min(FOR_ALL_MESSAGES);
         let geometry = options.geometry()?;
-        let connection = options.welcome(self.0, geometry)?.ok_or(Error::PeerDied)?;
+        let connection = options.welcome(self.0, Prepared::new(geometry)?, geometry)?;
+        let connection = connection.ok_or(Error::PeerDied)?;
         Port::new(connection, options.kind)
     }
 }

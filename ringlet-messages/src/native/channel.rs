@@ -17,6 +17,9 @@ use std::sync::atomic::AtomicU8;
 /// Largest piece of a stream: a long send is cut, so that the receiver reads one piece while the next is written.
 const PIECE_BYTES: usize = 16 << 10;
 
+/// A sender whose peer does not sleep, so that nothing is rung, looks after so many messages whether it is time to ask if it lives.
+pub(super) const SENDS_PER_CLOCK: u32 = 8;
+
 /// What both halves of a connection share. Each sleeps on a socket of its own, so that neither takes the other's bytes.
 pub(super) struct Link {
     /// Wakes whoever waits for data.
@@ -66,12 +69,23 @@ pub struct Sender {
     bytes: bool,
     /// What else there is to do after a message was published.
     announce: Option<Announcer>,
+    /// Messages since the receiver was last known to be there.
+    unheard: u32,
     abandoned: bool,
 }
 
 impl Sender {
     fn new(link: Arc<Link>, lane: Lane, back: Option<Lane>, bytes: bool) -> Sender {
-        Sender { link, lane, back, tx: Tx::default(), bytes, announce: None, abandoned: false }
+        Sender {
+            link,
+            lane,
+            back,
+            tx: Tx::default(),
+            bytes,
+            announce: None,
+            unheard: 0,
+            abandoned: false,
+        }
     }
 
     pub(super) fn of_mailbox(link: Link, geometry: LaneGeometry, announce: Announcer) -> Sender {
@@ -114,6 +128,20 @@ impl Sender {
         self.link.room().descriptor()
     }
 
+    /// Behind a message that has rung, or some that have not: is there still somebody to read it?
+    #[cold]
+    fn heard(&mut self, rang: bool) -> Result<(), Error> {
+        self.unheard = 0;
+        if !rang {
+            self.link.data.look();
+        }
+        match self.link.data.is_gone() {
+            true if self.is_closed() => Err(Error::Closed),
+            true => Err(Error::PeerDied),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn mapping(&self) -> Area {
         self.link.mapping.0
     }
@@ -149,7 +177,9 @@ impl Drop for Sender {
         // the look at the flag comes after it.
         control.sender.shut.swap(1, Ordering::SeqCst);
         match &self.announce {
-            Some(announce) => announce.published(&self.link.data),
+            Some(announce) => {
+                announce.published(&self.link.data);
+            }
             None if control.data_wish().granted_by_sender() != 0 => {
                 self.link.data.ring();
             }
@@ -173,7 +203,8 @@ pub trait Sends {
         Ok(Slot { reserved, sender: self })
     }
 
-    /// Sends a message, or of a stream as many bytes as go at once; returns how many.
+    /// Sends a message, or of a stream as many bytes as go at once; returns how many. It fails as soon as the receiver is known to be gone: if
+    /// that has died, what was sent shortly before may be lost.
     #[inline]
     fn send(&mut self, data: &[u8], timeout: Timeout) -> Result<usize, Error> {
         let len = data.len().min(self.piece_bytes());
@@ -183,7 +214,7 @@ pub trait Sends {
         unsafe {
             reserved.write(self.out(), 0, data.as_ptr(), len)
         };
-        self.commit_raw(reserved, len);
+        self.commit_raw(reserved, len)?;
         Ok(len)
     }
 
@@ -199,7 +230,7 @@ pub trait Sends {
     #[doc(hidden)]
     fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error>;
     #[doc(hidden)]
-    fn commit_raw(&mut self, reserved: Reserved, len: usize);
+    fn commit_raw(&mut self, reserved: Reserved, len: usize) -> Result<(), Error>;
 }
 
 impl Sends for Sender {
@@ -236,17 +267,26 @@ impl Sends for Sender {
     }
 
     #[inline(always)]
-    fn commit_raw(&mut self, reserved: Reserved, len: usize) {
+    fn commit_raw(&mut self, reserved: Reserved, len: usize) -> Result<(), Error> {
         if len == 0 && self.bytes {
-            return;
+            return Ok(());
         }
         self.tx.commit(&self.lane, reserved, len);
-        if let Some(announce) = &self.announce {
-            return announce.published(&self.link.data);
+        let rang = match &self.announce {
+            Some(announce) => announce.published(&self.link.data),
+            None => {
+                let wished = self.lane.control().data_wish().granted_by_sender() != 0;
+                if wished {
+                    self.link.data.ring();
+                }
+                wished
+            }
+        };
+        self.unheard += 1;
+        if rang || self.unheard == SENDS_PER_CLOCK {
+            return self.heard(rang);
         }
-        if self.lane.control().data_wish().granted_by_sender() != 0 {
-            self.link.data.ring();
-        }
+        Ok(())
     }
 }
 
@@ -273,10 +313,10 @@ impl<S: Sends> Slot<'_, S> {
         };
     }
 
-    /// Sends the first `len` bytes. Panics when so many were not reserved.
+    /// Sends the first `len` bytes; fails as `send` does. Panics when so many were not reserved.
     #[inline]
-    pub fn commit(self, len: usize) {
-        self.sender.commit_raw(self.reserved, len);
+    pub fn commit(self, len: usize) -> Result<(), Error> {
+        self.sender.commit_raw(self.reserved, len)
     }
 }
 

@@ -87,8 +87,7 @@ impl Locked {
         let reserved = self.reserve_raw(max, None)?;
         let question = atomic_bytes(message.pointer(&self.theirs), message.len());
         let len = f(question, atomic_bytes(reserved.pointer(&self.ours), reserved.room()));
-        self.commit_raw(reserved, len);
-        Ok(())
+        self.commit_raw(reserved, len)
     }
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
@@ -129,10 +128,23 @@ impl Locked {
         }
     }
 
+    /// True if the other end slept.
     #[inline]
-    fn ring(&self) {
-        if self.ours.control().data_wish().granted_by_sender() != 0 {
+    fn ring(&self) -> bool {
+        let wished = self.ours.control().data_wish().granted_by_sender() != 0;
+        if wished {
             self.link.data.ring();
+        }
+        wished
+    }
+
+    /// How one that is gone went.
+    #[cold]
+    fn ended(&self) -> Error {
+        // ORDER: Acquire, as in `wait`.
+        match self.theirs.control().sender.shut.load(Ordering::Acquire) {
+            0 => Error::PeerDied,
+            _ => Error::Closed,
         }
     }
 }
@@ -160,9 +172,10 @@ impl Sends for Locked {
     }
 
     #[inline(always)]
-    fn commit_raw(&mut self, reserved: Reserved, len: usize) {
+    fn commit_raw(&mut self, reserved: Reserved, len: usize) -> Result<(), Error> {
         self.turns.commit(&self.ours, reserved, len);
-        self.ring();
+        // (One that does not sleep is asked for by who waits for its answer.)
+        if self.ring() && self.link.data.is_gone() { Err(self.ended()) } else { Ok(()) }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each lane is a segment of its own, so that a sender can write only to its own. The list of lanes that have something is shared by
 //! the senders of one user (who could harm each other anyway); the receiver's interrupt flag can be read by all and written by none.
 
-use super::bell::{Bell, Deadline};
+use super::bell::{Bell, Deadline, Process};
 use super::channel::Receives;
 use super::segment::{Mapping, make_segment, own};
 use super::welcome::{Welcome, accept, open_service};
@@ -17,7 +17,7 @@ use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Rx};
 use ringlet_core::sync::Ordering;
 use ringlet_core::wait;
-use ringlet_linux::sys;
+use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, map, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -25,8 +25,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 const LOOK_EVERY_TICKS: u64 = 50_000_000;
 const LOOKS_PER_CLOCK: u32 = 64;
 const EVENTS_AT_ONCE: usize = 32;
-/// The service's mark in the epoll set; lanes have their number.
+/// The service's mark in the epoll set; lanes have their number, and their senders' processes this bit beside it.
 const SERVICE: u64 = u64::MAX;
+const PROCESS: u64 = 1 << 32;
+/// Where no descriptor is free for one who has come, a receiver that waits looks again after so long.
+const LOOK_AGAIN_NS: u64 = 10_000_000;
 
 /// Which sender a message is from: a number that no other sender of this mailbox has or had.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -147,10 +150,18 @@ impl Mailbox {
                 }
                 // The end was seen before the look, so nothing comes after it. A message that came in between is next.
                 Next::Empty if entry.rx.ready(&entry.lane) => {}
-                Next::Empty | Next::Corrupt => self.lanes[lane] = None,
+                Next::Empty | Next::Corrupt => self.remove(lane),
             }
         }
         None
+    }
+
+    fn remove(&mut self, lane: usize) {
+        let Some(entry) = self.lanes[lane].take() else { return };
+        // KERNEL: a child that this process has forked holds both too, so that closing them would leave them in the set.
+        for of in [entry.bell.socket(), entry.bell.process().descriptor()] {
+            let _ = fd::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_DEL, of, None);
+        }
     }
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something, or somebody
@@ -237,29 +248,44 @@ impl Mailbox {
         // SAFETY: as many events as are asked for.
         #[allow(unsafe_code)]
         let n = unsafe { fd::epoll_wait(set, list, EVENTS_AT_ONCE, timeout_ns, None)? };
+        let mut crowded = false;
         for event in &events[..n] {
+            let lane = (event.u64 & !PROCESS) as usize;
             if event.u64 == SERVICE {
-                self.admit_senders();
-            } else if let Some(Some(entry)) = self.lanes.get(event.u64 as usize) {
+                crowded = self.admit_senders() == Err(Error::System(Errno::EMFILE));
+            } else if let Some(Some(entry)) = self.lanes.get(lane) {
                 // Whoever rings has something for us, or is gone.
-                entry.bell.drain();
-                self.inbox.keep(event.u64 as usize);
+                match event.u64 & PROCESS {
+                    0 => entry.bell.drain(),
+                    _ => entry.bell.give_up(),
+                }
+                self.inbox.keep(lane);
             }
+        }
+        // Whoever waits for a descriptor would wake us again at once.
+        if crowded && n == 1 && timeout_ns != Some(0) {
+            let pause = timeout_ns.map_or(LOOK_AGAIN_NS, |left| left.min(LOOK_AGAIN_NS));
+            fd::poll(&mut [], Some(pause), None)?;
         }
         Ok(())
     }
 
-    /// Takes those in who have come. Who can't be served is turned away.
-    fn admit_senders(&mut self) {
+    /// Takes those in who have come. Who can't be served is turned away; for whom no descriptor is free, waits.
+    fn admit_senders(&mut self) -> Result<(), Error> {
         loop {
-            match accept(&self.service, self.options.peers) {
-                Ok(socket) => drop(self.admit(socket)),
-                Err(_) => return,
+            let made = make_segment(self.geometry.lane_bytes())?;
+            // (And of a user who is new here.)
+            let spare = [made.0.try_clone(), made.0.try_clone()];
+            if spare.iter().any(Result::is_err) {
+                return Err(Error::System(Errno::EMFILE));
             }
+            let socket = accept(&self.service, self.options.peers)?;
+            drop(spare);
+            let _ = self.admit(socket, made);
         }
     }
 
-    fn admit(&mut self, socket: Guarded) -> Result<(), Error> {
+    fn admit(&mut self, socket: Guarded, made: (OwnedFd, Mapping)) -> Result<(), Error> {
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
         if number >= LANE_MAX_COUNT {
@@ -271,15 +297,22 @@ impl Mailbox {
             return Err(Error::Refused);
         }
         let circle = self.circle(uid)?;
-        let (memfd, mapping) = make_segment(self.geometry.lane_bytes())?;
+        let (memfd, mapping) = made;
         let fds = [&memfd, &self.circles[circle].memfd, &self.flag_memfd].map(AsRawFd::as_raw_fd);
         Welcome::new(&self.options, number as u32).send(&socket, &fds)?;
-        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: number as u64 };
-        fd::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.as_raw_fd(), Some(event))?;
+        drop(memfd);
+        // (Where no descriptor is free for it, its socket alone tells of its end.)
+        let process = Process::that_connected(&socket).unwrap_or(Process::Unknown);
+        let own =
+            [(socket.as_raw_fd(), number as u64), (process.descriptor(), number as u64 | PROCESS)];
+        for (of, u64) in own.into_iter().filter(|(of, _)| *of >= 0) {
+            let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64 };
+            fd::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_ADD, of, Some(event))?;
+        }
         let lane = Lane::new(mapping.0, 0, self.geometry);
         let id = SenderId(self.next_id);
         self.next_id += 1;
-        let (rx, bell) = (Rx::default(), Bell::new(socket));
+        let (rx, bell) = (Rx::default(), Bell::new(socket, process));
         let entry = Entry { id, uid, lane, rx, bell, _mapping: mapping };
         match free {
             Some(number) => self.lanes[number] = Some(entry),

@@ -4,7 +4,7 @@
 //! an interconnect's error counters tell there, `check` tells here.
 
 use super::bell::{Deadline, Waiter};
-use super::channel::Link;
+use super::channel::{Link, SENDS_PER_CLOCK};
 use super::{Error, Timeout};
 use ringlet_core::layout::{APART_BYTES, LANE_FREE_OFFSET, LaneGeometry, NOT_SHUT, SHUT};
 use ringlet_core::mapped::{Lane, Mapped};
@@ -99,15 +99,23 @@ impl Region {
         // ORDER: a SeqCst swap, as a publish is; pairs with `is_rung`: what was stored before is seen with it, and the
         // look at the flag comes after it.
         rings(&self.remote).swap(self.rung, Ordering::SeqCst);
-        self.wake();
+        if self.wake() {
+            return self.ended().map_or(Ok(()), Err);
+        }
+        if self.rung % u64::from(SENDS_PER_CLOCK) == 0 {
+            self.link.data.look();
+        }
         Ok(())
     }
 
+    /// True if the peer slept.
     #[inline]
-    fn wake(&self) {
-        if self.remote.control().data_wish().granted_by_sender() != 0 {
+    fn wake(&self) -> bool {
+        let wished = self.remote.control().data_wish().granted_by_sender() != 0;
+        if wished {
             self.link.data.ring();
         }
+        wished
     }
 
     /// Why nothing more will come, if it is known.

@@ -3,7 +3,7 @@
 //! (`welcome`: what the service says first.)
 
 use super::announcer::Announcer;
-use super::bell::{Bell, Deadline};
+use super::bell::{Bell, Deadline, Process};
 use super::channel::{Channel, Link};
 use super::segment::{Mapping, make_segment, map_segment, own};
 use super::welcome::{Welcome, accept, open_service};
@@ -11,10 +11,10 @@ use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout, hosts}
 use crate::guarded::{Guarded, close_sent};
 use ringlet::handshake;
 use ringlet_core::layout::LaneGeometry;
-use ringlet_linux::meet::Fds;
+use ringlet_linux::meet::Received;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, meet};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
@@ -76,7 +76,7 @@ impl Listener {
         }
     }
 
-    /// The next connection. Whoever is not admitted is turned away without a word.
+    /// The next connection. Whoever is not admitted is turned away without a word; for whom no descriptor is free (EMFILE), waits.
     pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
         self.accept_from(timeout).map(|(connection, _)| connection)
     }
@@ -86,15 +86,19 @@ impl Listener {
     pub fn accept_from(&self, timeout: Timeout) -> Result<(Connection, Option<String>), Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
+            if fd::pending(self.descriptor(), libc::POLLIN) == 0 {
+                deadline.await_input(&self.socket)?;
+                continue;
+            }
+            // What it takes comes first: who is taken in for whom it is not there could only be turned away.
+            let mut prepared = Prepared::new(self.geometry)?;
+            prepared.spare = None;
             let (socket, node) = match self.comes() {
-                Err(Error::System(Errno::EAGAIN)) => {
-                    deadline.await_input(&self.socket)?;
-                    continue;
-                }
+                Err(Error::System(Errno::EAGAIN)) => continue,
                 done => done?,
             };
             // Or it has gone again.
-            if let Some(connection) = self.options.welcome(socket, self.geometry)? {
+            if let Some(connection) = self.options.welcome(socket, prepared, self.geometry)? {
                 return Ok((connection, node));
             }
         }
@@ -112,31 +116,55 @@ impl AsFd for Listener {
     }
 }
 
+/// What whoever comes is given.
+pub(super) struct Prepared {
+    memfd: OwnedFd,
+    mapping: Mapping,
+    room: OwnedFd,
+    theirs: OwnedFd,
+    /// The number that his own socket will have.
+    spare: Option<OwnedFd>,
+}
+
+impl Prepared {
+    pub fn new(geometry: LaneGeometry) -> Result<Prepared, Error> {
+        let (memfd, mapping) = make_segment(2 * geometry.lane_bytes())?;
+        let [room, theirs] = meet::pair()?.map(own);
+        let spare = Some(memfd.try_clone().map_err(|_| Error::System(Errno::EMFILE))?);
+        Ok(Prepared { memfd, mapping, room, theirs, spare })
+    }
+}
+
 impl Options {
-    /// Gives a segment to who has come. `None` if he has gone.
+    /// Gives it to who has come. `None` if he has gone.
     pub(super) fn welcome(
         &self,
         socket: Guarded,
+        prepared: Prepared,
         geometry: LaneGeometry,
     ) -> Result<Option<Connection>, Error> {
-        let (memfd, mapping) = make_segment(2 * geometry.lane_bytes())?;
-        let [room, theirs] = meet::pair()?.map(own);
+        let Prepared { memfd, mapping, room, theirs, .. } = prepared;
         let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
         let sent = Welcome::new(self, 0).send(&socket, &fds);
         close_sent(theirs, &socket);
+        drop(memfd);
         let room = Guarded::new(room);
-        Ok(sent.ok().map(|()| self.connection(socket, room, mapping, geometry, 1)))
+        if sent.is_err() {
+            return Ok(None);
+        }
+        let process = Process::that_connected(&socket)?;
+        Ok(Some(self.connection((socket, room), process, mapping, geometry, 1)))
     }
 
     fn connection(
         &self,
-        data: Guarded,
-        room: Guarded,
+        (data, room): (Guarded, Guarded),
+        process: Process,
         mapping: Mapping,
         geometry: LaneGeometry,
         side: usize,
     ) -> Connection {
-        let (data, room) = (Bell::new(data), Some(Bell::new(room)));
+        let (data, room) = (Bell::new(data, process.clone()), Some(Bell::new(room, process)));
         let link = Link { data, room, mapping, side, spin_us: self.spin_us };
         match self.kind {
             Kind::Locked => Connection::Locked(Locked::new(link, geometry)),
@@ -159,21 +187,21 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
         false => look(name, options.peers, &mut deadline)?,
     };
     let mut bytes = [0; handshake::ROOM_BYTES];
-    let (n, fds) = loop {
-        match meet::receive(socket.as_raw_fd(), &mut bytes) {
+    let received = loop {
+        match meet::receive_named(socket.as_raw_fd(), &mut bytes) {
             Err(Errno::EAGAIN) => deadline.await_input(&socket)?,
             done => break done?,
         }
     };
     // Turned away, or the service has just gone.
-    if n == 0 {
+    if received.len == 0 {
         return Err(Error::Refused);
     }
-    let welcome = Welcome::parse(&bytes[..n])?;
+    let welcome = Welcome::parse(&bytes[..received.len])?;
     if welcome.kind != options.kind as u32 {
         return Err(Error::OtherKind);
     }
-    options.join(socket, welcome, fds)
+    options.join(socket, welcome, received)
 }
 
 /// A socket to a service of this network namespace.
@@ -200,13 +228,20 @@ impl Options {
         &self,
         socket: Guarded,
         welcome: Welcome,
-        mut fds: Fds,
+        received: Received,
     ) -> Result<Connection, Error> {
+        let Received { caller, mut fds, .. } = received;
         let geometry = welcome.geometry().ok_or(Error::PeerCorrupt)?;
+        // KERNEL: no number was free here for one of them. (Nor was there room for more than a service sends.)
+        if fds.truncated && fds.count < meet::MAX_FDS {
+            return Err(Error::System(Errno::EMFILE));
+        }
+        // Who speaks is who will serve: the one that has opened the service may have forked it.
+        let process = || Process::new(caller.map_or(Ok(None), |caller| meet::process_of(&caller)));
         if self.kind == Kind::Mailbox {
             let mapping = map_segment(fds.take(0), geometry.lane_bytes(), true)?;
             let announcer = Announcer::new(&mut fds, welcome.lane)?;
-            let data = Bell::new(socket);
+            let data = Bell::new(socket, process()?);
             let link = Link { data, room: None, mapping, side: 0, spin_us: self.spin_us };
             return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));
         }
@@ -218,7 +253,7 @@ impl Options {
             return Err(Error::PeerCorrupt);
         }
         let room = Guarded::shared(own(room), &socket);
-        Ok(self.connection(socket, room, mapping, geometry, 0))
+        Ok(self.connection((socket, room), process()?, mapping, geometry, 0))
     }
 }
 
