@@ -136,6 +136,8 @@ impl Sender {
             self.link.data.look();
         }
         match self.link.data.is_gone() {
+            // (One that was awake may have taken it, and gone, before it was rung for.)
+            true if self.is_drained() => Ok(()),
             true if self.is_closed() => Err(Error::Closed),
             true => Err(Error::PeerDied),
             false => Ok(()),

@@ -99,13 +99,14 @@ impl Region {
         // ORDER: a SeqCst swap, as a publish is; pairs with `is_rung`: what was stored before is seen with it, and the
         // look at the flag comes after it.
         rings(&self.remote).swap(self.rung, Ordering::SeqCst);
-        if self.wake() {
-            return self.ended().map_or(Ok(()), Err);
-        }
-        if self.rung % u64::from(SENDS_PER_CLOCK) == 0 {
+        if !self.wake() && self.rung % u64::from(SENDS_PER_CLOCK) == 0 {
             self.link.data.look();
         }
-        Ok(())
+        // (One that has closed may have heard it, awake as it was.)
+        match self.link.data.is_gone() {
+            true => self.ended().filter(|error| *error != Error::Closed).map_or(Ok(()), Err),
+            false => Ok(()),
+        }
     }
 
     /// True if the peer slept.
