@@ -219,10 +219,10 @@ fn look(tap: BorrowedFd, about: &mut About) {
 /// One queue's frames, both ways, until the port is over.
 fn serve(mut queue: Queue, tap: &OwnedFd, watch_us: u64) -> Result<()> {
     queue.watch_outside(tap)?;
-    let mut buffer = vec![0; MESSAGE_MOST];
+    let (mut buffer, mut held) = (vec![0; MESSAGE_MOST], 0);
     while !queue.is_over() {
         queue.begin();
-        let sent = from_kernel(&mut queue, tap, &mut buffer)?;
+        let sent = from_kernel(&mut queue, tap, &mut buffer, &mut held)?;
         let received = queue.receive(TURN, |arrived| to_kernel(tap, arrived));
         if !sent && !received {
             queue.wait(watch_us, || fd::pending(tap.as_raw_fd(), libc::POLLIN) != 0)?;
@@ -231,8 +231,13 @@ fn serve(mut queue: Queue, tap: &OwnedFd, watch_us: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sends what the kernel has. False: it has nothing more, or there is no room for it.
-fn from_kernel(queue: &mut Queue, tap: &OwnedFd, buffer: &mut [u8]) -> Result<bool> {
+/// Sends what the kernel has. False: it has nothing more, or there is no room for it. So many bytes in the buffer are a frame that waits for room.
+fn from_kernel(
+    queue: &mut Queue,
+    tap: &OwnedFd,
+    buffer: &mut [u8],
+    held: &mut usize,
+) -> Result<bool> {
     let mut failed = None;
     let mut ended = |error| {
         // (The kernel lets nobody read from a device that was removed.)
@@ -243,30 +248,33 @@ fn from_kernel(queue: &mut Queue, tap: &OwnedFd, buffer: &mut [u8]) -> Result<bo
     };
     let mut any = true;
     for _ in 0..TURN {
-        let filled = queue.fill(|to, most| {
-            // SAFETY: so many writable bytes of a mapping; another port may write there too, which is its own loss.
-            #[allow(unsafe_code)]
-            let got = unsafe { libc::read(tap.as_raw_fd(), to.cast(), most) };
-            if got < 0 { ended(Errno::from_raw_os_error(errno())) } else { got as usize }
-        });
-        any = match filled {
-            Filled::Sent => true,
-            Filled::Nothing => false,
-            // (Nothing is read meanwhile, by which it would be noticed.)
-            Filled::Full => {
-                if fd::pending(tap.as_raw_fd(), 0) & libc::POLLERR != 0 {
-                    ended(Errno::BADFD);
-                }
-                false
-            }
-            Filled::NotAlone => match rustix::io::read(tap, &mut *buffer) {
-                Ok(len) => {
-                    queue.send(&buffer[..len]);
-                    true
-                }
-                Err(error) => ended(error) > 0,
-            },
+        let mut filled = match *held {
+            0 => queue.fill(|to, most| {
+                // SAFETY: so many writable bytes of a mapping; another port may write there too, which is its own loss.
+                #[allow(unsafe_code)]
+                let got = unsafe { libc::read(tap.as_raw_fd(), to.cast(), most) };
+                if got < 0 { ended(Errno::from_raw_os_error(errno())) } else { got as usize }
+            }),
+            _ => Filled::NotAlone,
         };
+        if filled == Filled::NotAlone {
+            if *held == 0 {
+                *held = rustix::io::read(tap, &mut *buffer).unwrap_or_else(&mut ended);
+            }
+            filled = match *held {
+                0 => Filled::Nothing,
+                len if queue.offer(&buffer[..len]) => Filled::Sent,
+                _ => Filled::Full,
+            };
+            if filled == Filled::Sent {
+                *held = 0;
+            }
+        }
+        // (Where there is no room nothing is read, by which it would be noticed.)
+        if filled == Filled::Full && fd::pending(tap.as_raw_fd(), 0) & libc::POLLERR != 0 {
+            ended(Errno::BADFD);
+        }
+        any = filled == Filled::Sent;
         if !any {
             break;
         }

@@ -32,6 +32,8 @@ use crate::wire::{Choice, Reach, Way as Told};
 const TURN: usize = 64;
 /// Before what could not be a port is tried again.
 const TRY_AGAIN: Duration = BEAT;
+const BEAT_TIME: Timespec =
+    Timespec { tv_sec: BEAT.as_secs() as i64, tv_nsec: BEAT.subsec_nanos() as i64 };
 /// A look at a socket costs a system call: one of so many.
 const LOOKS_PER_CALL: u32 = 8;
 pub const WAYS_MOST: usize = 4;
@@ -340,12 +342,6 @@ impl Far {
             TimerfdClockId::Monotonic,
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
-        let each = Timespec::try_from(BEAT)?;
-        timerfd_settime(
-            &timer,
-            TimerfdTimerFlags::empty(),
-            &Itimerspec { it_interval: each, it_value: each },
-        )?;
         let (held, leaving) = Default::default();
         Ok(Far {
             name: host.name(),
@@ -408,14 +404,14 @@ impl Far {
     /// What was told, and what has a time. True if something was told.
     fn look_around(&mut self) -> bool {
         let has_news = self.post.has_news.load(Ordering::Relaxed);
-        // (The timer rings a little early, measured by when it was heard last.)
+        // (The timer may ring a little early by this clock.)
         let is_late = self.beat.is_none_or(|beat| beat.elapsed() >= BEAT * 3 / 4);
         if has_news {
             self.take_news();
         }
         if is_late {
             self.beat = Some(Instant::now());
-            let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+            self.set_timer();
             for way in &mut self.ways {
                 if let Way::Udp(udp) = way {
                     udp.beat();
@@ -427,6 +423,12 @@ impl Far {
             self.tell();
         }
         has_news
+    }
+
+    /// For the next beat. KERNEL: a periodic timer goes on only when it is read; so one that had rung soon after a late beat would have been the last.
+    fn set_timer(&self) {
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: BEAT_TIME };
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
     }
 
     fn take_news(&mut self) {
@@ -538,7 +540,10 @@ impl Far {
                 }
                 match give(queue, held) {
                     // (Who waits for room there and here would wait for two things at once.)
-                    Filled::Full if !is_free => queue.dropped(Dropped::Full),
+                    Filled::Full if !is_free => {
+                        queue.give_up();
+                        queue.dropped(Dropped::Full);
+                    }
                     Filled::Full => return if is_busy { Pass::Busy } else { Pass::Idle },
                     _ => {}
                 }
@@ -624,10 +629,11 @@ fn give(queue: &mut Queue, message: &[u8]) -> Filled {
         }
         len
     });
-    if filled == Filled::NotAlone {
-        queue.send(message);
+    match filled {
+        Filled::NotAlone if queue.offer(message) => Filled::Sent,
+        Filled::NotAlone => Filled::Full,
+        filled => filled,
     }
-    filled
 }
 
 #[cfg(test)]
@@ -646,16 +652,20 @@ mod tests {
         assert!("10.0.0.2,[::ffff:10.0.0.2]:7472".parse::<Host>().is_err());
     }
 
+    fn far(base: &std::path::Path) -> Far {
+        let rules = crate::room::Rules { addresses: crate::Policy::Locked, storm: 0 };
+        Room::create(base, "net", rules, None).unwrap();
+        let (room, host) = (Room::open(base, "net").unwrap(), host("node"));
+        let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());
+        let post = Post::new(&host).unwrap();
+        Far::new(room, (&host, 0), spans, (None, 0), post).unwrap()
+    }
+
     /// A beat may come before its timer rings: who sleeps then is woken by that once.
     #[test]
     fn a_ring_wakes_once() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = crate::room::Rules { addresses: crate::Policy::Locked, storm: 0 };
-        Room::create(folder.path(), "net", rules, None).unwrap();
-        let (room, host) = (Room::open(folder.path(), "net").unwrap(), host("node"));
-        let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());
-        let post = Post::new(&host).unwrap();
-        let mut far = Far::new(room, (&host, 0), spans, (None, 0), post).unwrap();
+        let mut far = far(folder.path());
         // (It rings once, behind a beat.)
         let [it_value, it_interval] = [Duration::from_millis(1), Duration::ZERO]
             .map(|each| Timespec::try_from(each).unwrap());
@@ -668,6 +678,24 @@ mod tests {
             poll(&mut [PollFd::new(&far.timer, PollFlags::IN)], Some(&Timespec::default())),
             Ok(0)
         );
+    }
+
+    /// Who was held up, so that a beat was late, goes on with one for each ring.
+    #[test]
+    fn a_late_beat_is_not_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut far = far(folder.path());
+        far.look_around();
+        std::thread::sleep(BEAT * 8 / 5);
+        far.look_around();
+        for _ in 0..2 {
+            let before = far.beat;
+            let long = Timespec { tv_sec: 120, tv_nsec: 0 };
+            let rang = poll(&mut [PollFd::new(&far.timer, PollFlags::IN)], Some(&long));
+            assert_eq!(rang, Ok(1));
+            far.look_around();
+            assert!(far.beat > before);
+        }
     }
 
     /// Both ends leave out the same one, however they name them.

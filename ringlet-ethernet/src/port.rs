@@ -1,8 +1,9 @@
 //! A port of a network, for whoever has frames: the TAP device's loop, or a program with a stack of its own.
 //!
-//! Each [`Queue`] is for one thread. It sends to the port that has the destination's address, or to all; a port whose queue is full loses the frame,
-//! and nobody waits for it. Where there is only one other port, nobody else can be kept waiting: there the frame is written where that one will read
-//! it, and one that has no room is waited for ([`Queue::fill`]).
+//! Each [`Queue`] is for one thread. It sends to the port that has the destination's address, or to all. Where there is only one other port, nobody
+//! else can be kept waiting: there the frame is written where that one will read it, and one that has no room is waited for ([`Queue::fill`]). One of
+//! several is waited for as long as the others lose little by it ([`Queue::offer`], `patience`); then it loses the frame, as one of many does to whom
+//! a frame for all goes.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +19,9 @@ use ringlet_core::queue::{Message, Next, Reserved};
 use ringlet_linux::sys;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
 use crate::counters::{Counters, Dropped, Totals, Traffic, add};
 use crate::frame::{HEAD_BYTES, Head, MESSAGE_MOST, Mac};
@@ -28,8 +32,10 @@ use crate::table::{Bucket, Key, Source, Table};
 use crate::wire::About;
 
 mod in_place;
+mod patience;
 
 pub use in_place::{Place, Refused};
+use patience::Patience;
 
 pub const QUEUES_MOST: u16 = 16;
 /// A strand in which nothing was found so often rings from then on, and is not looked at.
@@ -49,6 +55,9 @@ const PASSES_PER_CALL: u32 = 64;
 /// `epoll`'s word of what is not a strand.
 const ORDERS: u64 = u64::MAX;
 const OUTSIDE: u64 = u64::MAX - 1;
+const TIMER: u64 = u64::MAX - 2;
+/// Other ports that were sent to so long ago are taken to have nothing behind what waits.
+const LATELY_MS: u64 = 1000;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -325,6 +334,7 @@ struct Lane {
     quiet: u32,
     /// All the port's strands have it, however many those are.
     storm: Arc<Mutex<Bucket>>,
+    patience: Patience,
 }
 
 /// What the table said last, and until when that holds.
@@ -395,8 +405,14 @@ pub struct Queue {
     cache: Cache,
     now_ms: u64,
     passes: u32,
-    /// Whose queue had no room, of those that are waited for.
+    /// Whose queue had no room, of those that are waited for; and until when, if it is not for ever.
     full: Option<usize>,
+    until_ms: Option<u64>,
+    /// Ends a sleep then.
+    timer: OwnedFd,
+    /// Whom the last frame for one of several went to, and when that was another one.
+    last: Option<usize>,
+    changed_ms: Option<u64>,
     /// Where the next message is to be written, which is not sent yet.
     reserved: Option<in_place::At>,
     /// What was sent there last, its receiver was not woken for.
@@ -417,6 +433,11 @@ impl Queue {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = shared.desks[number].bell.as_ref().context("a bell")?;
         epoll::add(&epoll, bell, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TIMER), epoll::EventFlags::IN)?;
         let (lanes, hot, out, held, holds) = Default::default();
         let shared = Arc::clone(shared);
         Ok(Queue {
@@ -431,6 +452,10 @@ impl Queue {
             now_ms: 0,
             passes: 0,
             full: None,
+            until_ms: None,
+            timer,
+            last: None,
+            changed_ms: None,
             reserved: None,
             unrung: None,
             places: 0,
@@ -479,6 +504,7 @@ impl Queue {
             let _ = self.hear(Some(&Timespec::default()));
         }
         self.take_orders();
+        self.lose_patience();
         let changes = self.shared.changes.load(Ordering::Relaxed);
         if self.cache.changes != changes || self.cache.until_ms <= self.now_ms {
             self.cache = Cache { changes, until_ms: self.now_ms + TRUST_MS, ..Cache::default() };
@@ -501,7 +527,8 @@ impl Queue {
         for order in orders {
             match order {
                 Order::Add { key, sends, strand, traffic, storm } => {
-                    self.add(Lane { key, sends, strand, traffic, quiet: 0, storm });
+                    let patience = Patience::default();
+                    self.add(Lane { key, sends, strand, traffic, quiet: 0, storm, patience });
                 }
                 Order::Remove(key) => {
                     let of =
@@ -532,7 +559,7 @@ impl Queue {
             self.out.insert(key, at);
             self.find_only();
         }
-        self.full = None;
+        (self.full, self.until_ms) = (None, None);
     }
 
     fn remove(&mut self, at: usize) {
@@ -543,7 +570,7 @@ impl Queue {
             self.out.remove(&lane.key);
             self.find_only();
         }
-        self.full = None;
+        (self.full, self.until_ms) = (None, None);
         self.reserved = None;
         self.unrung = self.unrung.filter(|unrung| *unrung != at);
     }
@@ -649,7 +676,8 @@ impl Queue {
     /// it wrote, 0 if there is nothing to send.
     pub fn fill(&mut self, read: impl FnOnce(*mut u8, usize) -> usize) -> Filled {
         let Some(at) = self.alone() else {
-            self.full = None;
+            // (Of several, `offer` says who is waited for.)
+            self.full = self.full.filter(|_| self.until_ms.is_some());
             return Filled::NotAlone;
         };
         let Some((place, pointer)) = self.room_in(at, MESSAGE_MOST) else { return Filled::Full };
@@ -674,11 +702,78 @@ impl Queue {
             strand.want_room();
             strand.reserve(len)
         });
+        if self.until_ms.is_some() {
+            self.end_wait(room.is_none().then_some(at));
+        }
         self.full = room.is_none().then_some(at);
         if room.is_none() {
             self.flush();
         }
         room
+    }
+
+    /// Sends a message as `send` does; but one port that has no room is waited for as long as the others lose little by it. False: then `wait`, and offer
+    /// it again.
+    pub fn offer(&mut self, message: &[u8]) -> bool {
+        let head = message.first_chunk().map(|head| Head(*head));
+        let head = head.filter(|head| head.is_sound(message.len()));
+        let Some(Ok(Some(at))) = head.map(|head| self.lane_of(head.destination())) else {
+            self.send_copy(message);
+            return true;
+        };
+        match self.room_in(at, message.len()) {
+            Some((place, _)) => {
+                self.lanes[at].iter().for_each(|lane| lane.strand.write(&place, message));
+                self.send_reserved(at, place, message.len());
+                true
+            }
+            None if self.is_patient() => false,
+            None => {
+                self.dropped(Dropped::Full);
+                true
+            }
+        }
+    }
+
+    /// There was no room: is it waited for? If not, the message was for nobody.
+    pub(crate) fn is_patient(&mut self) -> bool {
+        let Some(at) = self.full else { return false };
+        if self.alone() == Some(at) {
+            self.until_ms = None;
+            return true;
+        }
+        if self.until_ms.is_none() {
+            self.now_ms = self.shared.now_ms();
+            let alone = self
+                .changed_ms
+                .is_none_or(|changed| self.now_ms - changed.min(self.now_ms) > LATELY_MS);
+            let lane = self.lanes[at].as_mut();
+            self.until_ms = lane
+                .and_then(|lane| lane.patience.begin(self.now_ms, lane.strand.progress(), alone));
+        }
+        if self.until_ms.is_none() {
+            self.give_up();
+        }
+        self.until_ms.is_some()
+    }
+
+    /// That wait is over; or it goes on, if it is this port's.
+    #[cold]
+    fn end_wait(&mut self, still: Option<usize>) {
+        let Some(at) = self.full.filter(|full| Some(*full) != still) else { return };
+        let now_ms = self.shared.now_ms();
+        if let (Some(until), Some(lane)) = (self.until_ms.take(), self.lanes[at].as_mut()) {
+            lane.patience.end(now_ms, until, None);
+        }
+    }
+
+    /// Who was waited for long enough loses what is for it, until it takes something.
+    fn lose_patience(&mut self) {
+        let Some(until) = self.until_ms.filter(|until| *until <= self.now_ms) else { return };
+        if let Some(lane) = self.full.and_then(|at| self.lanes[at].as_mut()) {
+            lane.patience.end(self.now_ms, until, Some(lane.strand.progress()));
+        }
+        (self.full, self.until_ms) = (None, None);
     }
 
     fn send_reserved(&self, at: usize, place: Reserved, len: usize) {
@@ -822,10 +917,11 @@ impl Queue {
         self.has_orders() || self.hot.iter().any(ready) || self.has_room()
     }
 
-    /// Is there room again where there was none?
+    /// Is there room again where there was none, or was that waited for long enough?
     fn has_room(&self) -> bool {
         self.full
             .is_some_and(|at| self.lanes[at].as_ref().is_none_or(|lane| lane.strand.is_writable()))
+            || self.until_ms.is_some_and(|until| until <= self.shared.now_ms())
     }
 
     /// Waits for messages, for room if there was none, for what the keeper says, or for `outside`, which is asked now and then: watches for a while,
@@ -858,6 +954,13 @@ impl Queue {
         if let Some(lane) = self.full.and_then(|at| self.lanes[at].as_ref()) {
             lane.strand.want_room();
         }
+        if let Some(until) = self.until_ms {
+            // (At least some time: none would be never.)
+            let left = Duration::from_millis(until.saturating_sub(self.shared.now_ms()).max(1));
+            let it_value = Timespec::try_from(left).unwrap_or_default();
+            let once = Itimerspec { it_interval: Timespec::default(), it_value };
+            let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+        }
         self.note_sent();
         // (Behind the wishes, which are fences: who has published before either is seen here or rings.)
         if data { self.is_ready() } else { self.has_orders() || self.has_room() }
@@ -878,6 +981,7 @@ impl Queue {
                     let _ = rustix::io::read(bell, &mut [0; 8]);
                 }
                 OUTSIDE => {}
+                TIMER => _ = rustix::io::read(&self.timer, &mut [0; 8]),
                 at => self.rung(at as usize),
             }
         }

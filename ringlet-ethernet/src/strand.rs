@@ -158,6 +158,11 @@ impl Strand {
         self.out.control().room_wish().want(WANT_BYTE);
     }
 
+    /// Changes when the receiver is found to have taken something, as it is where there was no room.
+    pub fn progress(&self) -> u64 {
+        self.tx.progress()
+    }
+
     /// By the sender's thread, now and then: for `waiting`.
     pub fn note_sent(&self) {
         self.sent.store(self.tx.progress() + self.tx.outstanding(&self.out), Ordering::Relaxed);

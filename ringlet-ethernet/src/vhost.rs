@@ -630,7 +630,7 @@ impl Pieces {
 }
 
 enum Unsent {
-    /// There is no room, and the only other port is waited for.
+    /// There is no room, and it is waited for.
     Waits,
     Dropped(Dropped),
 }
@@ -654,13 +654,11 @@ fn send(
     if !head.is_sound(len) {
         return Err(malformed(Outside));
     }
-    let is_alone = queue.is_alone();
     let mut place = match queue.reserve(head.destination(), len) {
         Ok(place) => place,
-        Err(Refused::Full) if is_alone => return Err(Unsent::Waits),
         Err(Refused::Full) => {
-            queue.give_up();
-            return Err(Unsent::Dropped(Dropped::Full));
+            let waits = queue.is_patient();
+            return Err(if waits { Unsent::Waits } else { Unsent::Dropped(Dropped::Full) });
         }
         Err(Refused::NoPort) => return Err(Unsent::Dropped(Dropped::NoPort)),
         Err(Refused::Length) => return Err(malformed(Outside)),

@@ -226,3 +226,48 @@ fn a_place_is_the_receivers_or_is_for_all() {
     one.0.ender().end();
     assert!(one.1.wait_for(0, Some(LIMIT)).unwrap() && one.1.is_over());
 }
+
+/// One of several that has no room is waited for; one that takes nothing is so once, and holds up nobody from then on.
+#[test]
+fn one_of_several_is_waited_for_while_it_takes_something() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut ports = ports(folder.path(), 3);
+    let (one, others) = ports.split_first_mut().unwrap();
+    let queue = &mut one.1;
+    let offers = |queue: &mut Queue, to: u8| {
+        let head = [&[0; HEADER_BYTES][..], &mac(to).0, &mac(0).0, &[0x88, 0xb5]].concat();
+        queue.begin();
+        queue.offer(&[&head[..], &[to; 1000]].concat())
+    };
+    // As a device does: what has no room is offered again.
+    let fill = |queue: &mut Queue| {
+        // (Nobody else was sent to lately.)
+        thread::sleep(Duration::from_millis(1100));
+        (0..).take_while(|_| offers(queue, 1)).count()
+    };
+    let drain = |other: &mut Queue, mut sent: usize| {
+        while sent > 0 {
+            sent -= take(other).len();
+        }
+    };
+    for _ in 0..2 {
+        let sent = fill(queue);
+        drain(&mut others[0].1, sent);
+        assert!(offers(queue, 1));
+        drain(&mut others[0].1, 1);
+    }
+    let sent = fill(queue);
+    let began = Instant::now();
+    while !offers(queue, 1) {
+        assert!(began.elapsed() < LIMIT, "it is waited for without an end");
+        queue.wait_for(0, Some(LIMIT)).unwrap();
+    }
+    for _ in 0..100 {
+        assert!(offers(queue, 1) && offers(queue, 2));
+        assert_eq!(take(&mut others[1].1), [[2; 1000]]);
+    }
+    drain(&mut others[0].1, sent);
+    assert!(offers(queue, 1));
+    drain(&mut others[0].1, 1);
+    fill(queue);
+}

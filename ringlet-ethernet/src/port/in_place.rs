@@ -133,13 +133,19 @@ impl Queue {
     }
 
     /// The one port that is to get what goes to this address; `None`: all of them.
-    fn lane_of(&mut self, to: Mac) -> Result<Option<usize>, Refused> {
+    pub(super) fn lane_of(&mut self, to: Mac) -> Result<Option<usize>, Refused> {
         match self.alone() {
             Some(lane) => Ok(Some(lane)),
             None if self.out.is_empty() => Err(Refused::NoPort),
             None if to.is_multicast() => Ok(None),
             None => match self.find(to) {
-                Some(key) => self.out.get(&key).copied().map(Some).ok_or(Refused::NoPort),
+                Some(key) => {
+                    let lane = self.out.get(&key).copied().ok_or(Refused::NoPort)?;
+                    if self.last.replace(lane).is_some_and(|last| last != lane) {
+                        self.changed_ms = Some(self.now_ms);
+                    }
+                    Ok(Some(lane))
+                }
                 None => Ok(None),
             },
         }
@@ -200,11 +206,6 @@ impl Queue {
         self.sent(len);
     }
 
-    /// Is there one other port? Then it is waited for, and else nobody is.
-    pub fn is_alone(&self) -> bool {
-        self.alone().is_some()
-    }
-
     /// Was there no room, and is there none yet?
     pub fn is_waiting(&self) -> bool {
         self.full.is_some() && !self.has_room()
@@ -212,6 +213,7 @@ impl Queue {
 
     /// Room that there was not is not waited for: the message was dropped, and counts as such.
     pub fn give_up(&mut self) {
+        self.until_ms = None;
         if let Some(lane) = self.full.take().and_then(|at| self.lanes[at].as_ref()) {
             add(&lane.traffic.full, 1);
         }

@@ -123,10 +123,11 @@ pub fn serve(
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
                 bytes.len()
             });
-            if filled == Filled::NotAlone {
-                queue.send(bytes);
-            }
-            if filled != Filled::Full {
+            let waits = match filled {
+                Filled::NotAlone => !queue.offer(bytes),
+                filled => filled == Filled::Full,
+            };
+            if !waits {
                 waiting = None;
                 continue;
             }
