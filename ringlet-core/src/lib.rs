@@ -25,3 +25,4 @@ pub mod tap;
 #[cfg(not(loom))]
 pub mod view;
 pub mod wait;
+pub mod watch;

@@ -1492,6 +1492,80 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "readiness/edge_behind_a_receive",
+        "an edge of a connection that was quiet for long, and then read before a wait has told of it",
+        |a| {
+            let (quiet, busy) = (a.moved(), a.moved());
+            a.sync();
+            for _ in 0..BUSY_ROUNDS {
+                sys::send(busy.0, b"x", 0).expect("send");
+                recv_exact(busy, 1).expect("recv");
+            }
+            for _ in 0..2 {
+                quiet.send(b"x");
+                a.sync();
+                a.sync();
+            }
+        },
+        |b| {
+            let (quiet, busy) = (b.moved(), b.moved());
+            let set = Set::on(quiet, IN | ET);
+            set.add(busy.0, IN, 2).expect("epoll_ctl");
+            b.sync();
+            for _ in 0..BUSY_ROUNDS {
+                set.wake();
+                recv_exact(busy, 1).expect("recv");
+                sys::send(busy.0, b"x", 0).expect("send");
+            }
+            b.sync();
+            quiet.recv(4);
+            // Whatever has rung for it is gone then.
+            for _ in 0..20 {
+                quiet.recv_with(4, MSG_DONTWAIT);
+                thread::sleep(Duration::from_millis(1));
+            }
+            b.sync();
+            b.sync();
+            set.expect();
+            b.sync();
+        },
+    )
+    .all_families()
+    .packets_too()
+    .each_side(),
+    pair(
+        "readiness/edge_of_an_end_with_data",
+        "an end that comes with data is told with it, by edge, and not once more behind it",
+        |a| {
+            let end = a.moved();
+            end.send(b"tail");
+            end.shutdown(SHUT_WR);
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let sets = [IN | RDHUP, IN].map(|events| Set::on(end, events | ET));
+            b.sync();
+            end.wait_mask(RDHUP);
+            for set in sets {
+                set.expect();
+            }
+            end.recv(4);
+            end.recv(4);
+            for set in sets {
+                set.expect_none();
+            }
+            end.shutdown(SHUT_WR);
+            for set in sets {
+                set.expect();
+            }
+            b.sync();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
         "readiness/added_before_the_move",
         "a connection watched since before it carried anything",
         |a| {

@@ -1,6 +1,6 @@
 //! Doorbells on the kernel's connection: telling them from the end of the stream, and taking them away.
 
-use super::epoll::registration::{may_sleep_on, watched_by_sleepers};
+use super::epoll::registration::{end_rests, may_sleep_on, watched_by_sleepers};
 use super::sides::{answer_return, go_back_if_orphan, seen};
 use super::table::{End, Receiving, Sending, Socket, Stage};
 use super::{carrier, channel, words};
@@ -50,6 +50,11 @@ pub fn look_at_kernel(
         end.pending_error.set(error.0 as u32);
         end.ended.set(1);
         socket.kernel_news.tell();
+    }
+    if matches!(peeked, Ok(1..)) && !end_rests(socket) {
+        // As below.
+        socket.kernel_news.tell();
+        return Err(Errno::EAGAIN);
     }
     if matches!(peeked, Ok(1..)) && others_wait(socket, end, mine) {
         // They may wait for the bytes that we are about to take: the next record, or the next room, rings for them.
@@ -125,7 +130,8 @@ pub fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: 
     let taken = bells::take(&control.receiver.taking, &control.sender.bells, |bells| {
         let waiting = end.receiver.bells_end(bells).saturating_sub(taken_before);
         // (None: what the kernel has is no doorbell. Many: `look_at_kernel` takes all of them at one look.)
-        if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
+        let leaves = || others_wait(socket, end, mine) || !end_rests(socket);
+        if waiting == 0 || waiting > FEW_BELLS || leaves() {
             return None;
         }
         socket.bells_left.set(0);
@@ -170,7 +176,7 @@ pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
 /// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
 fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
     // One may be for another waiter, who has not yet come to what stands there.
-    if others_wait(socket, end, mine) || may_sleep_on(socket) {
+    if others_wait(socket, end, mine) || may_sleep_on(socket) || !end_rests(socket) {
         return false;
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.

@@ -109,6 +109,7 @@ fn add(
     let ours = our_event(watch, socket, event.events);
     if let Err(error) = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(ours)) {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
+    watch.rests.end();
         return Err(error);
     }
     watch.set.set(set_index);

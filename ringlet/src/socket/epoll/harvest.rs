@@ -1,7 +1,7 @@
 //! Collecting what rings hold.
 
 use super::arm::want;
-use super::hot::{append, cool, heat_set, unlink};
+use super::hot::{append, cool, heat_set, rest, unlink};
 use super::look::{Look, look, reported, see};
 use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
 use super::set::{
@@ -227,19 +227,16 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
             let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
             if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
-                want(socket, room);
                 // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
                 // fills the ring behind this heats the watch.)
-                let untold = room && waits_untold(socket);
-                if untold {
-                    leave_untold(socket);
-                }
-                // Armed; look again, so that nothing fell in between.
-                if look(tables, watch).events == 0 && !untold {
-                    cool(set, watch);
-                } else {
-                    watch.active_at.set(set.fruitful.get());
-                }
+                let found = || {
+                    let untold = room && waits_untold(socket);
+                    if untold {
+                        leave_untold(socket);
+                    }
+                    look(tables, watch).events != 0 || untold
+                };
+                rest(set, watch, || want(socket, room), found);
             }
         }
         index = next;

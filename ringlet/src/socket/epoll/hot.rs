@@ -15,6 +15,7 @@ pub(super) fn heat(set: &Set, watch: &Watch, held: bool) {
     }
     let index = set::index_of(watch);
     watch.hot.set(1);
+    watch.rests.end();
     append(set, index, watch);
     set.hot_count.add(1);
 }
@@ -57,7 +58,16 @@ pub(super) fn unlink(set: &Set, watch: &Watch) {
     }
 }
 
-/// Takes a watch off the hot list. Set lock held.
+/// Takes a watch off the hot list, for as long as it counts on doorbells (`Rest`): unless `found` finds something. Set lock held.
+pub(super) fn rest(set: &Set, watch: &Watch, wish: impl FnOnce(), found: impl FnOnce() -> bool) {
+    if watch.rests.begin(wish, found) {
+        unlist(set, watch);
+    } else {
+        watch.active_at.set(set.fruitful.get());
+    }
+}
+
+/// Takes a watch off the hot list for good. Set lock held.
 pub(super) fn cool(set: &Set, watch: &Watch) {
     if watch.hot.is() {
         unlink(set, watch);
@@ -72,6 +82,11 @@ pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Soc
     for _ in 0..set.hot_count.get() {
         if index == 0 {
             break;
+    watch.rests.end();
+    unlist(set, watch);
+}
+
+fn unlist(set: &Set, watch: &Watch) {
         }
         let watch = set::watch_at(index);
         let socket = tables.sockets.at(watch.socket.get() as usize);

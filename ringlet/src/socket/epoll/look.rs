@@ -2,7 +2,8 @@
 
 use super::hot::for_each_hot;
 use super::set::{
-    self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLREAD, Set, Watch,
+    self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLREAD, Set,
+    Watch,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
@@ -19,6 +20,8 @@ pub(super) struct Look {
     /// Are there bytes that were not reported, or datagrams?
     pub(super) more: bool,
     pub(super) received: Option<u64>,
+    /// How the connection has ended, whether that is asked for or not.
+    pub(super) ends: u32,
     pub(super) room: u32,
     pub(super) no_space: u32,
 }
@@ -39,7 +42,7 @@ pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
         return look;
     }
     look.begin(socket, watch);
-    let mask = mask_of(socket, asked);
+    let mask = look.mask_with_ends(socket, asked);
     look.end(socket, mask);
     if mask != 0 && look.is_news(socket, watch, mask) {
         look.events = mask;
@@ -66,13 +69,18 @@ impl Look {
         self.room = end.room_news.get();
         self.no_space = end.no_space.get();
         if let Some(incoming) = socket.incoming() {
-            self.position = end.rx.published_after(&incoming, watch.seen.get());
-            // (Behind a mark that was passed there may be none.)
-            self.more = self.position > watch.seen.get().max(end.rx.position());
+            let seen = watch.seen.look(&end.rx, &incoming);
+            (self.position, self.more) = (seen.position, seen.more);
         }
         if watch.told.get() & EPOLLIN != 0 {
             self.received = received_by_kernel(socket);
         }
+    }
+
+    fn mask_with_ends(&mut self, socket: &Socket, asked: u32) -> u32 {
+        let mask = mask_of(socket, asked | EPOLLRDHUP);
+        self.ends = mask & ENDS;
+        mask & (asked | !EPOLLRDHUP)
     }
 
     /// Room is news once to each watch, after a send that found none.
@@ -123,7 +131,7 @@ impl Look {
             && (end.receiving() != Receiving::Ring || mark_ahead())
         {
             self.received = received_by_kernel(socket);
-            self.events = mask_of(socket, watch.events.get());
+            self.events = self.mask_with_ends(socket, watch.events.get());
         }
     }
 }
@@ -177,7 +185,8 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     if events & EPOLLOUT != 0 {
         watch.seen_room.set(look.room);
     }
-    watch.seen_ends.set(watch.seen_ends.get() | told & ENDS);
+    // KERNEL: an end that came with data is no news behind it, also where that alone was asked for.
+    watch.seen_ends.set(watch.seen_ends.get() | told & ENDS | look.ends);
 }
 
 /// What a wait would report of this watch. Set lock held.

@@ -6,7 +6,7 @@ use super::elder::has_elder;
 use super::hot::{cool, heat};
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, Set,
-    Watch, free, other_place, others_of, watches,
+    Watch, free, is_of, other_place, others_of, watches,
 };
 use crate::lock::Held;
 use crate::socket::context;
@@ -266,6 +266,22 @@ pub(super) fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
 
 #[inline(always)]
 pub(super) fn has_neighbours(set: &Set) -> bool {
+/// Doorbells of this socket, which were counted before, are about to be taken: each set in which a watch rests, and so counts on one of them,
+/// looks at it again first. False: one of these sets is at work, and the doorbells must stay. (Who holds the receive lock can't wait for a set's.)
+pub fn end_rests(socket: &Socket) -> bool {
+    let Some(tables) = tables() else { return true };
+    watches(tables, socket).filter(|(_, watch)| watch.rests.is()).all(|(_, watch)| {
+        let set = set::at(watch.set.get());
+        let Some(held) = set.lock.try_take() else { return false };
+        if is_of(watch, set) {
+            heat(set, watch, true);
+        }
+        drop(held);
+        kick_sleepers(set);
+        true
+    })
+}
+
     set.neighbours.load(Ordering::Relaxed) != 0
 }
 

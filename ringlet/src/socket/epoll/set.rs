@@ -6,6 +6,7 @@ use crate::plain::{FreeList, P32, P64, Published};
 use crate::socket::release;
 use crate::socket::table::{Socket, Tables, tables};
 use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::watch::{Rest, Told};
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
 
@@ -122,7 +123,7 @@ pub struct Watch {
     pub(super) events: P32,
     pub(super) data: P64,
     /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
-    pub(super) seen: P64,
+    pub(super) seen: Told,
     pub(super) seen_received: P64,
     pub(super) seen_room: P32,
     pub(super) fresh: P32,
@@ -154,6 +155,8 @@ pub struct Watch {
     /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
     pub(super) marked: P32,
 }
+    /// It is not on the hot list, and counts on a doorbell.
+    pub(super) rests: Rest,
 
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]

@@ -1,0 +1,496 @@
+//! Connections in epoll sets, in every interleaving (see loom.rs): `RUSTFLAGS="--cfg loom" cargo test --release -p ringlet-core --test loom_watch`.
+//!
+//! The set, its kernel's part and what a wait does are small copies of ringlet/src/socket/epoll; the ring, the wishes, the words of
+//! contexts, what was told and who rests are the shipped ones. An event that is lost is a deadlock.
+#![cfg(loom)]
+
+#[allow(dead_code)] // loom.rs uses the rest
+mod model;
+
+use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+use loom::thread;
+use model::{Memory, Wishes, model};
+use ringlet_core::layout::WANT_BYTE;
+use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::ring::{Next, Rx, Tx};
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
+use ringlet_core::wait::*;
+use ringlet_core::watch::{Rest, Told};
+
+/// The rules that a test may leave out.
+#[derive(Clone, Copy, Default)]
+struct Without {
+    /// Who takes doorbells asks for those who rest.
+    asking_who_rests: bool,
+    /// A watch rests before it wishes and looks.
+    resting_first: bool,
+    /// Who takes a wake-up has senders ring again for those that sleep on.
+    renewing: bool,
+    /// Who arms a registration again wakes a sleeper.
+    kicking: bool,
+}
+
+/// How the set is used.
+#[derive(Clone, Copy, Default)]
+struct How {
+    /// What a look finds idle rests.
+    cools: bool,
+    /// The sender rings the set's eventfd, not by a byte.
+    by_event: bool,
+    one_shot: bool,
+    without: Without,
+}
+
+/// What a kernel's set knows of us: that bytes have come on the connection, which it tells once, and its eventfd.
+#[derive(Default)]
+struct Kernel {
+    edge: bool,
+    rung: bool,
+}
+
+#[derive(Default)]
+struct KernelSet {
+    state: Mutex<Kernel>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Watch {
+    hot: bool,
+    fresh: bool,
+    disabled: bool,
+    told: Told,
+}
+
+struct Set {
+    how: How,
+    watch: Mutex<Watch>,
+    rests: Rest,
+    flag: AtomicU64,
+    taken: AtomicU32,
+    kernel: KernelSet,
+}
+
+/// The receiver's end of one connection, and the sets that it is in.
+struct Connection {
+    memory: Arc<Memory>,
+    rx: Rx,
+    receive_lock: Mutex<()>,
+    wishes: Wishes,
+    /// Doorbells that lie in the kernel.
+    bytes: Mutex<usize>,
+    sets: Vec<Set>,
+}
+
+struct Sender {
+    connection: Arc<Connection>,
+    tx: Tx,
+    rung: u64,
+}
+
+impl Sender {
+    fn new(sets: &[How]) -> (Sender, Arc<Connection>) {
+        let sets = sets.iter().map(|how| Set {
+            how: *how,
+            watch: Mutex::new(Watch { hot: true, ..Watch::default() }),
+            rests: Rest::default(),
+            flag: AtomicU64::new(0),
+            taken: AtomicU32::new(0),
+            kernel: KernelSet::default(),
+        });
+        let connection = Arc::new(Connection {
+            memory: Arc::new(Memory::new(128)),
+            rx: Rx::default(),
+            receive_lock: Mutex::new(()),
+            wishes: Wishes::default(),
+            bytes: Mutex::new(0),
+            sets: sets.collect(),
+        });
+        (Sender { connection: connection.clone(), tx: Tx::default(), rung: 0 }, connection)
+    }
+
+    /// `sides::wake_receiver`.
+    fn send(&mut self) {
+        let mut byte = [1];
+        let list = [Buffer { base: byte.as_mut_ptr(), len: 1 }];
+        // SAFETY: `byte` is valid for its length.
+        let mut from = unsafe { Buffers::new(&list) };
+        assert_eq!(self.tx.push(&*self.connection.memory, &mut from), 1);
+        let connection = &self.connection;
+        if connection.sets[0].how.by_event
+            && let Some(value) = armed(&connection.sets[0].flag, self.rung)
+        {
+            self.rung = value;
+            connection.sets[0].kick();
+        }
+        if connection.wishes.wish().granted_by_sender() & WANT_BYTE != 0 {
+            *connection.bytes.lock().unwrap() += 1;
+            for set in &connection.sets {
+                set.kernel.state.lock().unwrap().edge = true;
+                set.kernel.news.notify_all();
+            }
+        }
+    }
+}
+
+impl Set {
+    /// `bells::kick`.
+    fn kick(&self) {
+        self.kernel.state.lock().unwrap().rung = true;
+        self.kernel.news.notify_all();
+    }
+
+    fn kick_sleepers(&self) {
+        if sleepers(&self.flag) {
+            self.kick();
+        }
+    }
+
+    /// What the kernel tells: of the connection, of the eventfd.
+    fn ask_kernel(&self, bytes: &Mutex<usize>, sleeps: bool) -> (bool, bool) {
+        let mut kernel = self.kernel.state.lock().unwrap();
+        loop {
+            let of_connection = std::mem::take(&mut kernel.edge) && *bytes.lock().unwrap() > 0;
+            let of_bell = std::mem::take(&mut kernel.rung);
+            if of_connection || of_bell || !sleeps {
+                return (of_connection, of_bell);
+            }
+            kernel = self.kernel.news.wait(kernel).unwrap();
+        }
+    }
+
+    /// `hot::heat`.
+    fn heat(&self, watch: &mut Watch) {
+        if !watch.hot {
+            self.rests.end();
+            watch.hot = true;
+        }
+    }
+}
+
+impl Connection {
+    /// `look::look`, of which the position is told if it is reported.
+    fn look(&self, watch: &Watch) -> Option<u64> {
+        let seen = watch.told.look(&self.rx, &*self.memory);
+        let ready = self.rx.has_bytes(&*self.memory) && !watch.disabled;
+        (ready && (watch.fresh || seen.more)).then_some(seen.position)
+    }
+
+    fn any_ready(&self, set: &Set) -> bool {
+        let watch = set.watch.lock().unwrap();
+        watch.hot && self.look(&watch).is_some()
+    }
+
+    /// `arm::arm`.
+    fn arm(&self, set: &Set) {
+        arm(&set.flag);
+        if set.watch.lock().unwrap().hot && !set.how.by_event {
+            self.wishes.wish().want(WANT_BYTE);
+        }
+    }
+
+    /// `harvest::harvest`.
+    fn harvest(&self, set: &Set) -> bool {
+        let mut watch = set.watch.lock().unwrap();
+        if !watch.hot {
+            return false;
+        }
+        if let Some(position) = self.look(&watch) {
+            watch.told.set(position);
+            watch.fresh = false;
+            watch.disabled = set.how.one_shot;
+            return true;
+        }
+        if set.how.cools {
+            let wish = || self.wishes.wish().want(WANT_BYTE);
+            let found = || self.look(&watch).is_some();
+            watch.hot = if set.how.without.resting_first {
+                wish();
+                let found = found();
+                found || !set.rests.begin(|| {}, || false)
+            } else {
+                !set.rests.begin(wish, found)
+            };
+        }
+        false
+    }
+
+    /// `wait::wait`: true if the connection is ready. `sleeps`: it does until then.
+    fn wait(&self, set: &Set, sleeps: bool) -> bool {
+        let told = self.wait_in(set, sleeps);
+        if set.taken.swap(0, Ordering::AcqRel) != 0 && sleepers(&set.flag) && self.any_ready(set) {
+            set.kick();
+        }
+        told
+    }
+
+    fn wait_in(&self, set: &Set, sleeps: bool) -> bool {
+        loop {
+            if self.harvest(set) {
+                return true;
+            }
+            if !sleeps {
+                self.hear(set, set.ask_kernel(&self.bytes, false), 0);
+                return self.harvest(set);
+            }
+            self.arm(set);
+            if !self.any_ready(set) {
+                self.hear(set, set.ask_kernel(&self.bytes, true), 1);
+            }
+            disarm(&set.flag);
+        }
+    }
+
+    /// `kernel::translate`. `mine`: of the sleepers.
+    fn hear(&self, set: &Set, (of_connection, of_bell): (bool, bool), mine: u64) {
+        if of_connection {
+            set.heat(&mut set.watch.lock().unwrap());
+        }
+        let told = of_connection || of_bell;
+        if told && !set.how.without.renewing && sleeper_count(&set.flag) > mine {
+            self.arm(set);
+            disarm(&set.flag);
+            set.taken.store(1, Ordering::Release);
+        }
+    }
+
+    /// `control::control`, by which a registration is armed again.
+    fn modify(&self, set: &Set) {
+        let mut watch = set.watch.lock().unwrap();
+        (watch.disabled, watch.fresh) = (false, true);
+        set.heat(&mut watch);
+        drop(watch);
+        if !set.how.without.kicking {
+            set.kick_sleepers();
+        }
+    }
+
+    /// `registration::end_rests`.
+    fn end_rests(&self) -> bool {
+        self.sets.iter().filter(|set| set.rests.is()).all(|set| {
+            let Ok(mut watch) = set.watch.try_lock() else { return false };
+            set.heat(&mut watch);
+            drop(watch);
+            set.kick_sleepers();
+            true
+        })
+    }
+
+    fn pop(&self) -> bool {
+        let mut byte = [0];
+        let list = [Buffer { base: byte.as_mut_ptr(), len: 1 }];
+        // SAFETY: `byte` is valid for its length.
+        match self.rx.pop(&*self.memory, &mut unsafe { Buffers::new(&list) }) {
+            Next::Empty => false,
+            Next::Bytes(1, _) => true,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// One record; takes doorbells away when the ring is empty (`doorbells::look_at_kernel`).
+    fn receive(&self) -> bool {
+        let _held: MutexGuard<()> = self.receive_lock.lock().unwrap();
+        if self.pop() {
+            return true;
+        }
+        let count = *self.bytes.lock().unwrap();
+        if count == 0 || !self.sets[0].how.without.asking_who_rests && !self.end_rests() {
+            return false;
+        }
+        if self.sets.iter().any(|set| sleepers(&set.flag)) {
+            self.wishes.wish().want(WANT_BYTE);
+        }
+        if self.rx.ready(&*self.memory) {
+            return false;
+        }
+        *self.bytes.lock().unwrap() -= count;
+        false
+    }
+
+    /// Waits until it has received a record.
+    fn serve(&self, set: &Set) {
+        while !(self.wait(set, true) && self.receive()) {}
+    }
+}
+
+/// Runs an ignored test that must end in a deadlock, which takes its process with it.
+fn deadlocks(test: &str) {
+    let this = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(this)
+        .args(["--ignored", "--nocapture", "--exact", test])
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("deadlock"), "{said}");
+}
+
+/// A thread sleeps in the last set, while another one does `beside`, which may receive a record; then there is one for the sleeper.
+fn sleeper_beside(sets: &'static [How], beside: fn(&Connection) -> bool) {
+    model(move || {
+        let (mut sender, connection) = Sender::new(sets);
+        let sleeper = connection.clone();
+        let sleeping = thread::spawn(move || sleeper.serve(sleeper.sets.last().unwrap()));
+        let other = connection.clone();
+        let passing = thread::spawn(move || beside(&other));
+        sender.send();
+        if passing.join().unwrap() {
+            sender.send();
+        }
+        sleeping.join().unwrap();
+    });
+}
+
+const COOLS: How = How {
+    cools: true,
+    by_event: false,
+    one_shot: false,
+    without: Without {
+        asking_who_rests: false,
+        resting_first: false,
+        renewing: false,
+        kicking: false,
+    },
+};
+
+/// As a program that reads until there is no more, without having been told.
+fn receives(connection: &Connection) -> bool {
+    (0..2).any(|_| connection.receive()) && {
+        connection.receive();
+        true
+    }
+}
+
+#[test]
+fn watch_that_rests_beside_a_receive() {
+    sleeper_beside(&[COOLS], receives);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn doorbell_taken_from_who_rests() {
+    const HOW: How = How { without: Without { asking_who_rests: true, ..COOLS.without }, ..COOLS };
+    sleeper_beside(&[HOW], receives);
+}
+
+#[test]
+fn who_takes_doorbells_must_ask_who_rests() {
+    deadlocks("doorbell_taken_from_who_rests");
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn rest_said_after_the_wish() {
+    const HOW: How = How { without: Without { resting_first: true, ..COOLS.without }, ..COOLS };
+    sleeper_beside(&[HOW], receives);
+}
+
+#[test]
+fn who_rests_must_say_so_before_it_wishes() {
+    deadlocks("rest_said_after_the_wish");
+}
+
+/// Asks without waiting, and reads until there is no more, if it is told.
+fn polls(connection: &Connection) -> bool {
+    let mut got = false;
+    for _ in 0..2 {
+        if connection.wait(&connection.sets[0], false) {
+            while connection.receive() {
+                got = true;
+            }
+        }
+        if got {
+            break;
+        }
+    }
+    got
+}
+
+#[test]
+fn watch_that_rests_beside_one_who_polls() {
+    sleeper_beside(&[COOLS], polls);
+}
+
+/// As with EPOLLEXCLUSIVE, or in two processes' worth of threads: each has a set of its own.
+#[test]
+fn watch_that_rests_beside_one_in_another_set() {
+    const HOT: How = How { cools: false, ..COOLS };
+    sleeper_beside(&[HOT, COOLS], polls);
+}
+
+#[test]
+fn watch_that_is_looked_at_beside_one_who_polls() {
+    const HOT: How = How { cools: false, ..COOLS };
+    sleeper_beside(&[HOT], polls);
+}
+
+#[test]
+fn eventfd_beside_one_who_polls() {
+    const HOW: How = How { cools: false, by_event: true, ..COOLS };
+    sleeper_beside(&[HOW], polls);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn wake_up_taken_in_silence() {
+    const HOW: How = How {
+        cools: false,
+        by_event: true,
+        without: Without { renewing: true, ..COOLS.without },
+        ..COOLS
+    };
+    sleeper_beside(&[HOW], polls);
+}
+
+#[test]
+fn who_takes_a_wake_up_must_renew_it() {
+    deadlocks("wake_up_taken_in_silence");
+}
+
+/// Two threads serve one connection by one-shot: a record each, and never both at once.
+fn one_shot(how: How) {
+    model(move || {
+        let (mut sender, connection) = Sender::new(&[How { one_shot: true, ..how }]);
+        let serving = Arc::new(AtomicU32::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (connection, serving) = (connection.clone(), serving.clone());
+                thread::spawn(move || {
+                    let set = &connection.sets[0];
+                    let mut got = false;
+                    while !got && connection.wait(set, true) {
+                        assert_eq!(serving.swap(1, Ordering::SeqCst), 0, "told to both");
+                        got = connection.receive();
+                        serving.store(0, Ordering::SeqCst);
+                        connection.modify(set);
+                    }
+                })
+            })
+            .collect();
+        sender.send();
+        sender.send();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn one_shot_with_two_sleepers() {
+    one_shot(How { cools: false, ..COOLS });
+}
+
+#[test]
+fn one_shot_that_rests() {
+    one_shot(COOLS);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn armed_again_in_silence() {
+    one_shot(How { cools: false, without: Without { kicking: true, ..COOLS.without }, ..COOLS });
+}
+
+#[test]
+fn who_arms_again_must_wake_a_sleeper() {
+    deadlocks("armed_again_in_silence");
+}
