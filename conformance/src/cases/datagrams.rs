@@ -824,6 +824,32 @@ pub const CASES: &[Case] = &[
     .internet_only()
     .each_side(),
     pair(
+        "datagrams/by_length",
+        "a loop that waits until a length is told gets every datagram, though it has often found none",
+        |a| {
+            let port = moved(a);
+            for number in 0..300usize {
+                sys::sendto(port.end.0, &vec![7; 1 + number], 0, port.other).expect("sent");
+                sys::recv_from(port.end.0, 8, 0).expect("comes");
+            }
+        },
+        |b| {
+            let port = moved(b);
+            let mut wrong = 0;
+            for number in 0..300usize {
+                let len = || sys::ioctl(port.end.0, libc::FIONREAD, -1).expect("a length");
+                until("a length", || len() != 0);
+                let told = len() as usize;
+                let (data, _) = sys::recv_from(port.end.0, 2000, 0).expect("comes");
+                wrong += i32::from(told != number + 1 || data.len() != told);
+                sys::sendto(port.end.0, b"x", 0, port.other).expect("sent");
+            }
+            record("wrong", wrong);
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
         "datagrams/overflow",
         "a sender is never held up; what comes first is kept, in order",
         |a| {

@@ -293,20 +293,26 @@ pub fn lanes_ready(socket: &Socket) -> bool {
     socket.end().receive_lock.take().is_none_or(|_held| mailbox.ready(all))
 }
 
-/// The length of the next datagram, if a lane has it (FIONREAD).
+/// The length of the next datagram if a lane has it, and 0 if there is none (FIONREAD); `None`: the kernel is to say.
 pub fn next_len(socket: &Socket) -> Option<usize> {
     let (all, mailbox) = inlets::of(socket)?;
     let _held = socket.end().receive_lock.take()?;
-    if mailbox.hot_count() == 0 || mailbox.shown.get() == inlets::KERNEL {
+    let kernel_has = || fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0;
+    if mailbox.hot_count() == 0 || mailbox.shown.get() == inlets::KERNEL && kernel_has() {
         return None;
     }
-    let mut len = mailbox.next_len(all, false);
-    if len.is_none() && fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN == 0 {
-        len = mailbox.next_len(all, true);
+    let mut found = mailbox.next_len(all, false);
+    let in_kernel = found.is_none() && kernel_has();
+    if found.is_none() && !in_kernel {
+        found = mailbox.next_len(all, true);
     }
-    // The next receive takes what is told of, whatever comes meanwhile.
-    mailbox.shown.set(if len.is_some() { inlets::LANE } else { inlets::KERNEL });
-    len
+    // The next receive takes what is told of, whatever comes meanwhile. Of nothing nothing is told, and both are looked at again.
+    mailbox.shown.set(match found {
+        Some(_) => inlets::LANE,
+        None if in_kernel => inlets::KERNEL,
+        None => inlets::NONE,
+    });
+    if in_kernel { None } else { Some(found.unwrap_or(0)) }
 }
 
 const READABLE: i16 = libc::POLLIN | libc::POLLRDNORM;
