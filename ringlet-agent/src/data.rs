@@ -12,6 +12,7 @@ use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
 use ringlet_linux::map::{CHUNK_BYTES, Chunk};
 use ringlet_linux::sys::{self, CALL_MAX_BYTES, Errno, Sys};
+use ringlet_linux::unix::{self as kernel, FromKernel};
 
 pub const IOV_MAX: usize = 1024;
 const FIRST_PAGE: usize = 4096;
@@ -57,6 +58,18 @@ pub(crate) fn checked(list: &[Buffer]) -> Sys<()> {
 /// Receives into the program's buffers.
 #[inline(always)]
 unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> {
+    // SAFETY: passed on.
+    unsafe { receive_by(socket, list, flags, &mut FromKernel::new(None)) }
+}
+
+/// The same; `from` says how the kernel's part is received.
+#[inline(always)]
+unsafe fn receive_by(
+    socket: &Socket,
+    list: &[Buffer],
+    flags: c_int,
+    from: &mut FromKernel,
+) -> Sys<usize> {
     if list.iter().any(is_out_of_reach) {
         return Err(Errno::EFAULT);
     }
@@ -70,7 +83,7 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> 
     }];
     // SAFETY: the program's buffers, valid by the contract of its call (or none, when it asks to discard).
     let mut to = unsafe { Buffers::new(if discard { &nowhere } else { list }) };
-    finish(socket, transfer::receive(socket, &mut to, flags))
+    finish(socket, transfer::receive_by(socket, &mut to, flags, from))
 }
 
 /// KERNEL: a bad buffer fails only when there are bytes to put into it.
@@ -193,7 +206,7 @@ pub unsafe fn recvfrom<E: Edge>(
             let mut message: msghdr = core::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
             (message.msg_name, message.msg_namelen) = (address.cast(), room.unwrap_or(0));
-            let got = receive_message(socket, &raw mut message, flags);
+            let got = receive_message(socket, &raw mut message, flags, Asked::Name);
             if got.is_ok() {
                 room?;
                 *address_len = message.msg_namelen;
@@ -217,7 +230,7 @@ pub unsafe fn recvmsg<E: Edge>(
     match way_in(fd) {
         Way::Kernel(call) => native(edge, call),
         // SAFETY: the contract of recvmsg.
-        Way::Ours(socket) => unsafe { receive_message(socket, message, flags) },
+        Way::Ours(socket) => unsafe { receive_message(socket, message, flags, Asked::Message) },
         Way::Datagram(_) if is_nowhere(message) => Err(Errno::EFAULT),
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe {
@@ -226,26 +239,48 @@ pub unsafe fn recvmsg<E: Edge>(
     }
 }
 
-unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -> Sys<usize> {
+/// By which call a program has asked for a message: a filter that knows the program may forbid the other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// recvfrom, which has room for an address.
+    Name,
+    /// recvmsg, which tells of control data too, if only that there was no room for it.
+    Message,
+}
+
+unsafe fn receive_message(
+    socket: &Socket,
+    message: *mut msghdr,
+    flags: c_int,
+    asked: Asked,
+) -> Sys<usize> {
     if is_nowhere(message) {
         return Err(Errno::EFAULT);
     }
     // SAFETY: the program's message header.
     let message = unsafe { &mut *message };
+    if asked == Asked::Message && flags & carrier::facts(socket).kernels_flags != 0 {
+        // With all that it has room for.
+        return finish(socket, kernel::receive_message(socket.fd(), message, flags));
+    }
     // SAFETY: its vector.
     let list = unsafe { list_of(message) }?;
+    let with_control = asked == Asked::Message;
     if carrier::facts(socket).has_messages {
         checked(list)?;
         // SAFETY: its buffers.
         let mut to = unsafe { Buffers::new(list) };
-        return finish(socket, unix::receive_message(socket, message, &mut to, flags));
+        let got = unix::receive_message(socket, message, &mut to, flags, with_control);
+        return finish(socket, got);
     }
+    let header = *message;
+    let mut from = FromKernel::new(with_control.then_some(&header));
     // SAFETY: its buffers.
-    let got = unsafe { receive(socket, list, flags) };
+    let got = unsafe { receive_by(socket, list, flags, &mut from) };
     if got.is_ok() {
         message.msg_namelen = 0;
-        message.msg_controllen = 0;
-        message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+        message.msg_controllen = from.control_bytes;
+        message.msg_flags = from.flags | flags & libc::MSG_CMSG_CLOEXEC;
     }
     got
 }
@@ -263,7 +298,9 @@ pub unsafe fn recvmmsg<E: Edge>(
         _ if count > 0 && is_nowhere(messages) => Err(Errno::EFAULT),
         // SAFETY: the contract of recvmmsg.
         Way::Ours(socket) => unsafe {
-            let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
+            let one = |message: &mut msghdr, flags| {
+                receive_message(socket, message, flags, Asked::Message)
+            };
             receive_messages(
                 messages,
                 count,
@@ -499,6 +536,10 @@ pub unsafe fn sendto<E: Edge>(
         Way::Ours(_) if !address.is_null() && address_len != 0 && is_nowhere(address) => {
             Err(Errno::EFAULT)
         }
+        Way::Ours(socket) if is_told_of(socket, flags) => {
+            let args = args!(socket.fd(), buffer, len, flags, 0, 0);
+            send_aside::<E>(socket, flags, libc::SYS_sendto, args)
+        }
         // SAFETY: the contract of sendto.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
@@ -525,7 +566,7 @@ pub unsafe fn sendmsg<E: Edge>(
             native(edge, native_with(call, flags))
         }
         // SAFETY: the contract of sendmsg.
-        Way::Ours(socket) => unsafe { send_message(socket, message, flags) },
+        Way::Ours(socket) => unsafe { send_message::<E>(socket, message, flags) },
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe {
             datagrams::send_message(socket, message, flags).unwrap_or_else(|| edge.pass_on())
@@ -533,7 +574,36 @@ pub unsafe fn sendmsg<E: Edge>(
     }
 }
 
-unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) -> Sys<usize> {
+/// Should the kernel have the program's call whole? It tells of what it sends by buffers of the program's once for each call.
+#[inline(always)]
+fn is_told_of(socket: &Socket, flags: c_int) -> bool {
+    flags & (libc::MSG_ZEROCOPY | libc::MSG_OOB) == libc::MSG_ZEROCOPY
+        && socket.end().barred.is()
+        && !carrier::facts(socket).has_messages
+}
+
+/// A send that goes to the kernel as the program has made it.
+fn send_aside<E: Edge>(
+    socket: &'static Socket,
+    flags: c_int,
+    number: i64,
+    args: [usize; 6],
+) -> Sys<usize> {
+    let call = splice::aside(socket, flags & libc::MSG_DONTWAIT == 0, Reason::Ancillary)?;
+    // SAFETY: the program's call.
+    let send = || unsafe { E::call(number, args) };
+    let sent = if is_alone() { send() } else { E::in_which(&|| call.end(), send) };
+    if let Ok(1..) = sent {
+        call.moved();
+    }
+    sent
+}
+
+unsafe fn send_message<E: Edge>(
+    socket: &'static Socket,
+    message: *const msghdr,
+    flags: c_int,
+) -> Sys<usize> {
     if is_nowhere(message) {
         return Err(Errno::EFAULT);
     }
@@ -558,6 +628,10 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
             let mut from = unsafe { Buffers::new(list) };
             return finish(socket, transfer::send_by(socket, &mut from, flags, Some(header)));
         }
+    } else if unix::has_control(header) || is_told_of(socket, flags) {
+        // KERNEL: TCP is asked so for a time stamp of this message alone, among others.
+        let args = args!(socket.fd(), message, flags);
+        return send_aside::<E>(socket, flags, libc::SYS_sendmsg, args);
     }
     // SAFETY: its buffers.
     unsafe { send_list(socket, list, flags) }
@@ -617,7 +691,7 @@ pub unsafe fn sendmmsg<E: Edge>(
                 // SAFETY: the program's array of `count` headers.
                 let sent = unsafe {
                     let entry = &mut *messages.add(done as usize);
-                    let sent = send_message(socket, &entry.msg_hdr, flags);
+                    let sent = send_message::<E>(socket, &entry.msg_hdr, flags);
                     entry.msg_len = sent.unwrap_or(0) as libc::c_uint;
                     sent
                 };
@@ -764,7 +838,7 @@ pub unsafe fn splice<E: Edge>(
         Way::Kernel(call @ Some(_)) => call,
         _ => match way_out(to) {
             Way::Ours(socket) if !carrier::facts(socket).has_boundaries => {
-                Some(splice::aside(socket)?)
+                Some(splice::aside(socket, true, Reason::Splice)?)
             }
             Way::Ours(socket) | Way::Datagram(socket) => {
                 socket::keep_on_kernel(socket, Reason::Splice);

@@ -267,7 +267,7 @@ pub fn written(fd: i32, connected: bool) -> Sys<Written> {
 /// Looks until two counts agree, one before and one after what is asked between them.
 const STABLE_LOOKS: u32 = 1000;
 
-/// Bytes that wait in the kernel's receive queue.
+/// Bytes that wait in the kernel's receive queue. KERNEL: of TCP those up to the urgent byte, if there is one that was not passed.
 pub fn unread(fd: i32) -> Sys<usize> {
     let mut n = 0i32;
     // SAFETY: a writable int.
@@ -307,7 +307,7 @@ pub fn resets_on_close(fd: i32) -> bool {
 }
 
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
-/// Exact while nobody else reads (the caller holds the receive lock). Of a connection that is closed, whose error waits and no byte, it is so only if
+/// Exact while nobody else reads (the caller holds the receive lock), and no urgent byte waits. Of a connection that is closed, whose error waits and no byte, it is so only if
 /// `take_error` does that: else nobody knows whether a FIN came. ERANGE: more wait than ever arrived, so they came past TCP.
 pub fn consumed(fd: i32, take_error: impl FnOnce()) -> Sys<u64> {
     let mut before = counts(fd)?;

@@ -96,6 +96,12 @@ impl<'m> FromKernel<'m> {
     }
 }
 
+/// The program's recvmsg, as it is.
+pub fn receive_message(fd: i32, message: &mut libc::msghdr, flags: i32) -> Sys<usize> {
+    // SAFETY: the program's message; what it names is the program's promise.
+    unsafe { sys!(SYS_recvmsg, fd, message as *mut libc::msghdr, flags) }
+}
+
 /// The program's sendmsg, with its control data.
 pub fn send_message(fd: i32, message: &libc::msghdr, flags: i32) -> Sys<usize> {
     // SAFETY: the program's message.

@@ -539,6 +539,38 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "data/behind_the_urgent_byte",
+        "what follows an urgent byte that nobody asks for is told by poll, select and epoll, and received",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                end.send_with(b"!", MSG_OOB);
+                end.send(b"after");
+                a.sync();
+            }
+            end.recv_exact(6);
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("a set");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 1).expect("added");
+            for round in 0..3 {
+                b.sync();
+                b.sync();
+                match round {
+                    0 => end.wait_mask(IN),
+                    1 => record("select", sys::select(&[end.0], &[], &[], Some(PATIENCE)).map(|found| found.count)),
+                    _ => record("epoll", sys::epoll_wait(set, 4, PATIENCE_MS).map(|told| told.len())),
+                }
+                end.unread();
+                end.recv_exact(5);
+            }
+            end.send(b"thanks");
+        },
+    )
+    .each_side(),
+    pair(
         "data/sendfile",
         "sendfile from a file's position, from an offset, and past its end",
         |a| {

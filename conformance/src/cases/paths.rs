@@ -11,6 +11,10 @@ fn back_to_the_kernel(end: End) {
     record("SO_RCVLOWAT", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1));
 }
 
+/// Each has urgent data at another of its first twelve trips, in which connections move.
+const URGENT_CONNECTIONS: u32 = 96;
+const URGENT_TRIPS: u32 = 20;
+
 pub const CASES: &[Case] = &[
     pair(
         "paths/unread_on_both",
@@ -230,6 +234,40 @@ pub const CASES: &[Case] = &[
             end.recv_exact(7);
         },
     )
+    .any_path(),
+    pair(
+        "paths/urgent_while_it_moves",
+        "urgent data around an answer, at whatever moment of the move, loses none of the answers",
+        |a| {
+            let mut whole = 0;
+            for _ in 0..URGENT_CONNECTIONS {
+                let end = a.fresh();
+                let answered = (0..URGENT_TRIPS).all(|_| {
+                    send_all(end, &[b'q'; 100]).is_ok() && recv_exact(end, 100) == Ok(vec![b'a'; 100])
+                });
+                whole += i32::from(answered);
+                sys::close(end.0).expect("closed");
+            }
+            record("whole", whole);
+        },
+        |b| {
+            let mut whole = 0;
+            for connection in 0..URGENT_CONNECTIONS {
+                let end = b.fresh();
+                let answered = (0..URGENT_TRIPS).all(|trip| {
+                    let urgent = || trip != connection % 12 || sys::send(end.0, b"!", MSG_OOB) == Ok(1);
+                    recv_exact(end, 100) == Ok(vec![b'q'; 100])
+                        && urgent()
+                        && send_all(end, &[b'a'; 100]).is_ok()
+                        && urgent()
+                });
+                whole += i32::from(answered);
+                sys::close(end.0).expect("closed");
+            }
+            record("whole", whole);
+        },
+    )
+    .internet_only()
     .any_path(),
     pair(
         "paths/reset_of_a_part",

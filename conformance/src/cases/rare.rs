@@ -14,6 +14,16 @@ const WAYS: [(&str, Aio); 3] =
 /// Questions and answers, far more than a connection exchanges before it is moved.
 const ROUNDS: usize = 300;
 
+/// A message, with how much control data.
+fn told(end: End, len: usize, flags: i32) {
+    let got = sys::recvmsg(end.0, &[len], flags);
+    let got = got.map(|got| {
+        let (data, control, flags) = (brief(&got.data), got.control_len, got.flags);
+        format!("{data}, control {control}, flags {flags:x}")
+    });
+    record(format!("recvmsg {len}"), got);
+}
+
 /// A line each way.
 fn a_line(side: &mut Side, end: End) {
     if side.is_client() {
@@ -253,6 +263,67 @@ pub const CASES: &[Case] = &[
             end.recv_to_end();
         },
     ),
+    pair(
+        "rare/control_of_tcp",
+        "a connection's times and what waits behind a message come beside its bytes once they are asked for",
+        |a| {
+            let end = a.moved();
+            while a.hear() == 1 {
+                sys::send(end.0, b"one", 0).expect("sent");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let next = |b: &mut Side| {
+                b.tell(1);
+                end.until_unread(3);
+            };
+            let asked = sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
+            record("option", asked);
+            // KERNEL: it begins to note when packets come a moment after somebody has asked for that.
+            until("a time", || {
+                next(b);
+                sys::recvmsg(end.0, &[3], 0).expect("comes").control_len != 0
+            });
+            let asked = sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_INQ, 1);
+            record("option", asked);
+            next(b);
+            told(end, 2, 0);
+            told(end, 2, 0);
+            b.tell(0);
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
+        "rare/error_queue",
+        "what was sent by buffers of the program's is told once for each call, by poll and MSG_ERRQUEUE; a wait for bytes does not end by it",
+        |a| {
+            let end = a.moved();
+            record("option", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1));
+            let large = pattern(3, 3 << 20);
+            for _ in 0..3 {
+                record("send", sys::send(end.0, &large, libc::MSG_ZEROCOPY));
+                end.recv_exact(1);
+                end.until_mask(ERR);
+                told(end, 10, libc::MSG_ERRQUEUE);
+                told(end, 10, libc::MSG_ERRQUEUE);
+                end.mask();
+            }
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..3 {
+                let got = recv_exact(end, 3 << 20).expect("comes");
+                record("whole", got == pattern(3, 3 << 20));
+                // Meanwhile the other side waits, with something in its queue.
+                pause(20);
+                end.send(b"k");
+            }
+        },
+    )
+    .internet_only()
+    .each_side(),
     pair(
         "rare/close_range_unshare",
         "close_range with CLOEXEC closes nothing yet; with UNSHARE it ends connections",

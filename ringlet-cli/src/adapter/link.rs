@@ -199,12 +199,16 @@ impl Rings for End {
     fn take_bells(&mut self, most: u64) {
         let Some(socket) = self.socket else { return };
         let mut bells = [0; 64];
-        if tcp::unread(socket).is_ok_and(|unread| unread as u64 <= most) {
-            for _ in 0..BELLS_MOST {
-                match tcp::receive_into(socket, &mut bells, libc::MSG_DONTWAIT) {
-                    Ok(1..) => {}
-                    _ => break,
-                }
+        // (Not more than were counted: behind an urgent byte more may stand, and more may come.)
+        let mut left = match tcp::unread(socket) {
+            Ok(unread) if unread as u64 <= most => unread.min(BELLS_MOST),
+            _ => 0,
+        };
+        while left > 0 {
+            let some = left.min(bells.len());
+            match tcp::receive_into(socket, &mut bells[..some], libc::MSG_DONTWAIT) {
+                Ok(taken @ 1..) => left -= taken,
+                _ => break,
             }
         }
     }

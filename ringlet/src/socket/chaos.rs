@@ -111,7 +111,7 @@ pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
 
 fn publish(socket: &Socket) {
     if socket.stage() == Stage::Attached {
-        moving::publish_attached(socket, socket.end());
+        moving::publish_attached_aside(socket, socket.end());
     }
 }
 

@@ -180,7 +180,8 @@ fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) 
         return false;
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
-    let Ok(waiting @ 1..) = tcp::unread(socket.fd()) else { return true };
+    let Ok(waiting) = tcp::unread(socket.fd()) else { return true };
+    // (Where nothing is counted there may be an urgent byte, behind a mark.)
     let bells = end.rx.mark_ahead(ring).is_none() && !channel::is_told(socket);
     if bells {
         throw_away(socket, end, waiting.min(BELLS_AT_ONCE));

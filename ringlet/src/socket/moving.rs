@@ -25,7 +25,16 @@ use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{sys, tcp};
 
-/// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
+/// As `publish_attached`, without the receive lock: not while another has it, who does the same.
+pub fn publish_attached_aside(socket: &Socket, end: &End) {
+    if !socket.published.is()
+        && let Some(_held) = end.receive_lock.try_take()
+    {
+        publish_attached(socket, end);
+    }
+}
+
+/// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more. Receive lock held.
 pub fn publish_attached(socket: &Socket, end: &End) {
     if socket.published.is() || end.native_receivers.load(Ordering::SeqCst) != 0 {
         return;
@@ -33,7 +42,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     // ORDER: SeqCst, behind the stage; pairs with `pin::to_kernel`: who barred the connection before it was attached, and now goes on with
     // the kernel alone, is seen here.
     fence(Ordering::SeqCst);
-    if end.barred.is() {
+    if end.barred.is() || !carrier::begin_count(socket, end) {
         return;
     }
     socket.published.set(1);

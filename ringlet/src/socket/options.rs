@@ -8,11 +8,9 @@ use crate::reasons::Reason;
 use ringlet_linux::tcp;
 use ringlet_linux::unix::{SO_INQ, SO_PASSPIDFD};
 
-/// linux/tcp.h: a control message with the bytes that wait.
-const TCP_INQ: i32 = 36;
-
 /// asm-generic/socket.h: the same options with times of 64 bits on every machine.
-const SO_TIMESTAMP_NEW: i32 = 63;
+pub(super) const SO_TIMESTAMP_NEW: i32 = 63;
+pub(super) const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
@@ -80,7 +78,7 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
             | libc::SO_ATTACH_FILTER
             | libc::SO_ATTACH_BPF,
         )
-        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | TCP_INQ) => {
+        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => {
             keep_on_kernel(socket, Reason::Option)
         }
         _ => {}

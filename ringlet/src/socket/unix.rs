@@ -8,14 +8,16 @@ use ringlet_linux::sys::Sys;
 use ringlet_linux::unix::{self as kernel, FromKernel};
 
 /// recvmsg. KERNEL: control data ends a message, and comes with its bytes; the address is the one that the peer is bound to.
+/// `with_control`: the program has asked for that too, so that it is told of what it has no room for.
 pub fn receive_message(
     socket: &Socket,
     message: &mut msghdr,
     to: &mut Buffers,
     flags: i32,
+    with_control: bool,
 ) -> Sys<usize> {
     let asked = *message;
-    let whole = asked.msg_controllen != 0 || carrier::facts(socket).has_boundaries;
+    let whole = with_control || carrier::facts(socket).has_boundaries;
     let mut from = FromKernel::new(whole.then_some(&asked));
     let got = transfer::receive_by(socket, to, flags, &mut from)?;
     message.msg_controllen = from.control_bytes;

@@ -103,6 +103,14 @@ pub trait Carrier {
         Ok(before)
     }
 
+    /// The peer is about to be told that it may send by the ring: what is taken is counted from now on, if it has to be. False if that can't be
+    /// said now. Receive lock held.
+    ///
+    /// WHY: later there may be an urgent byte. KERNEL: a receive passes it without a count, and so does the arrival of another one.
+    fn begin_count(_socket: &Socket, _end: &End) -> bool {
+        true
+    }
+
     /// What was taken before we count.
     fn taken_before(_socket: &Socket) -> Sys<u64> {
         Ok(0)

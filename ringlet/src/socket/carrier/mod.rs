@@ -57,6 +57,7 @@ dispatched! {
     fn back_place(socket: &Socket, end: &End, bells: u64) -> Sys<u64>;
     fn orphaned_place(socket: &Socket, end: &End, bells: u64) -> Sys<u64>;
     fn base(socket: &Socket, start: u64, taken: u64) -> u64;
+    fn begin_count(socket: &Socket, end: &End) -> bool;
     fn taken(socket: &Socket, end: &End) -> Sys<u64>;
     fn received(socket: &Socket, end: &End) -> Sys<u64>;
     fn has_counted_all(socket: &Socket, end: &End) -> bool;

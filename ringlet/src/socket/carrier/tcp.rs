@@ -1,9 +1,10 @@
 //! TCP: places in what it has carried, segments under way, and what is a reset where only doorbells were left unread.
 
 use super::contract::Carrier;
-use super::kernel::{has_unread, kernel_says_end, note_end, place_behind};
+use super::kernel::{has_unread, is_on, kernel_says_end, note_end, place_behind};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
+use crate::socket::options::{SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW};
 use crate::socket::table::{End, Sending, Socket, Tables};
 use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
 use crate::socket::{channel, patience, pin};
@@ -52,6 +53,10 @@ impl Carrier for Tcp {
             Err(Errno::EAGAIN) => return Ok(()),
             measured => measured.map_err(Reason::from)?,
         };
+        // An urgent byte that was not passed: a receive goes past it without a count.
+        if fd::pending(socket.fd(), libc::POLLPRI) & libc::POLLPRI != 0 {
+            return Err(Reason::Urgent);
+        }
         let past_tcp = tcp::consumed(socket.fd(), || ()) == Err(Errno::ERANGE)
             || has_sent && written.place == 0
             || has_received && received == 0;
@@ -64,7 +69,19 @@ impl Carrier for Tcp {
     }
 
     fn has_unserved_option(socket: &Socket) -> bool {
-        tcp::has_upper_protocol(socket.fd())
+        // (A listener hands them on to what it accepts.)
+        let told = [
+            libc::SO_TIMESTAMP,
+            libc::SO_TIMESTAMPNS,
+            libc::SO_TIMESTAMPING,
+            SO_TIMESTAMP_NEW,
+            SO_TIMESTAMPNS_NEW,
+            libc::SO_ZEROCOPY,
+        ];
+        told.iter().any(|option| is_on(socket, *option, 1))
+            || is_on(socket, libc::SO_PEEK_OFF, 0)
+            || tcp::int_option(socket.fd(), libc::IPPROTO_TCP, libc::TCP_INQ) == Ok(1)
+            || tcp::has_upper_protocol(socket.fd())
     }
 
     fn shutting_down(_socket: &Socket) {}
@@ -141,6 +158,19 @@ impl Carrier for Tcp {
             Errno::ERANGE => patience::miscounted(socket),
             error => error,
         })
+    }
+
+    fn begin_count(socket: &Socket, end: &End) -> bool {
+        if end.receiver.taken().is_some() {
+            return true;
+        }
+        match tcp::consumed(socket.fd(), || ()) {
+            Ok(taken) => end.receiver.begin_count(taken),
+            Err(Errno::EAGAIN) => return false,
+            // (It is told of when somebody counts on it.)
+            Err(_) => {}
+        }
+        true
     }
 
     fn received(socket: &Socket, _end: &End) -> Sys<u64> {

@@ -31,7 +31,16 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
         Err(error) => return Err(error),
     }
     let of_kernel = match end.receiving() {
-        Receiving::Kernel => return tcp::unread(socket.fd()),
+        Receiving::Kernel => {
+            return match tcp::unread(socket.fd())? {
+                // KERNEL: at the urgent byte it counts nothing, though a receive goes past that; poll tells.
+                0 if enough != usize::MAX => {
+                    let readable = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0;
+                    Ok(usize::from(readable))
+                }
+                waiting => Ok(waiting),
+            };
+        }
         Receiving::Draining if end.receiver.has_left() => {
             let again = moving::unread_after(socket, end, words::bells_end(end, &ring))?;
             return Ok(tcp::unread(socket.fd())?.min(end.receiver.before_ring() as usize) + again);
@@ -211,7 +220,8 @@ fn look_at_kernel(
             // What has happened to the kernel's connection stays, and is to be seen at every look.
             socket.kernel_news.tell();
         }
-        if mask & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+        // KERNEL: an error alone ends nothing: a queue has something for MSG_ERRQUEUE (a time stamp, say).
+        if mask & (libc::POLLRDHUP | libc::POLLHUP) != 0 {
             mask |= readable;
             end.ended.set(end.ended.get().max(1));
         }

@@ -13,7 +13,7 @@ use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, CALL_MAX_BYTES, Errno, Sys};
 use ringlet_linux::tcp;
-use ringlet_linux::unix::FromKernel;
+use ringlet_linux::unix::{self, FromKernel};
 
 /// Looks for more of what has arrived, in one call, where the path changes.
 const REST_ROUNDS_MAX: u32 = 64;
@@ -84,10 +84,19 @@ pub fn receive_by(
             }
             Err(error) => return Err(error),
         }
-        if !all || to.remaining() == 0 || from.control_bytes != 0 {
+        // KERNEL: a receive that has some ends before the urgent byte.
+        let at_mark = || end.receiving() == Receiving::Kernel && unix::at_mark(socket.fd());
+        if !all || to.remaining() == 0 || is_divided(socket, from) || at_mark() {
             return Ok(total);
         }
     }
+}
+
+/// KERNEL: control data ends a Unix message, and a receive goes no further; what it has no room for ends it too. Of TCP each part has its
+/// own, a time for instance, and the last part's is told.
+fn is_divided(socket: &Socket, from: &FromKernel) -> bool {
+    let told = from.control_bytes != 0 || from.flags & libc::MSG_CTRUNC != 0;
+    told && carrier::facts(socket).has_messages
 }
 
 /// KERNEL: a recv of no bytes waits for some, and takes none.
@@ -189,7 +198,7 @@ fn receive_rest(
     for _ in 0..REST_ROUNDS_MAX {
         let unread = || carrier::goes_on(socket);
         let more = match end.receiving() {
-            _ if to.remaining() == 0 || from.control_bytes != 0 => break,
+            _ if to.remaining() == 0 || is_divided(socket, from) => break,
             Receiving::Kernel => words::published(end, ring) || crossed && unread(),
             Receiving::Draining => end.receiver.before_ring() == 0 || crossed && unread(),
             Receiving::Ring => words::published(end, ring),

@@ -162,7 +162,7 @@ fn send_unrecorded(
         end.sender.keep_out();
     }
     if end.sending() == Sending::Kernel {
-        moving::publish_attached(socket, end);
+        moving::publish_attached_aside(socket, end);
         sides::try_start(socket, end, &ring);
         if end.sending() == Sending::Kernel
             && words::peer_attached(socket) != 0
@@ -271,7 +271,7 @@ fn send_control(
     flags: i32,
 ) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
-    moving::publish_attached(socket, end);
+    moving::publish_attached_aside(socket, end);
     moving::step_aside(socket, end, &ring, Reason::Ancillary)?;
     let sent = unix::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)
         .inspect_err(|error| carrier::told_by_send(socket, end, *error))?;
@@ -326,6 +326,7 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
         carrier::died_unread(socket, end, ring)?;
     }
     moving::step_aside(socket, end, ring, reason)?;
+    end.bells_only.set(0);
     take_pending(socket, end)
 }
 

@@ -127,21 +127,22 @@ fn room(pipe: i32, waits: bool, cancelled: &dyn Fn()) -> Sys<()> {
     }
 }
 
-/// The kernel is about to move bytes from a pipe into this stream: its direction is there, and stays while the call is under way.
-pub fn aside(socket: &'static Socket) -> Sys<Native> {
+/// The kernel is about to move bytes into this stream by a call of the program's: its direction is there, and stays while the call is under way.
+pub fn aside(socket: &'static Socket, waits: bool, reason: Reason) -> Sys<Native> {
     let end = socket.end();
+    let waits = waits && !end.nonblocking.is();
     let (mut until, mut waiter) = (None, None);
     loop {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
-            step_aside(socket, end, &ring, Reason::Splice).map(|()| {
+            step_aside(socket, end, &ring, reason).map(|()| {
                 // (Under the lock, so that `sides::try_start` sees it.)
                 Native::begin(socket, &end.native_senders)
             })
         };
         match step {
-            Err(Errno::EAGAIN) if !end.nonblocking.is() => {
+            Err(Errno::EAGAIN) if waits => {
                 let until = *until.get_or_insert_with(|| deadline(end.send_timeout_ns.get()));
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(socket));
                 wait(waiter, Want::Room, until)?;
