@@ -7,6 +7,7 @@
 //! are let go only when nothing of them is under way.
 
 mod abi;
+mod gate;
 #[cfg(test)]
 mod layout;
 mod library;
@@ -49,6 +50,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// How long a provider may take to close connections that have ended, before the endpoint is closed all the same. (The other rails stand still meanwhile, where
 /// one fails; and strangers can make it take as long.)
 const CLOSING: Duration = Duration::from_millis(250);
+/// Providers that listen to TCP.
+const LISTENERS: [&str; 3] = ["tcp", "net", "sockets"];
 /// Names are as short as addresses are.
 const NAME_BYTES: usize = 256;
 
@@ -262,7 +265,9 @@ pub struct Libfabric {
     loaded: &'static Library,
     arena: std::mem::ManuallyDrop<Arena>,
 
+    /// Behind an Internet address with what opens the `gate`.
     name: Vec<u8>,
+    ours: Option<SocketAddr>,
     fd: RawFd,
     /// Their numbers are not used again.
     peers: HashMap<u32, Way>,
@@ -290,6 +295,13 @@ impl Libfabric {
         let Some(info) = library.infos(Some(provider), local)? else {
             return Err(unknown(library, provider, local));
         };
+        // (By now it has loaded its providers, before any of them listens.)
+        if !gate::install()
+            && LISTENERS.iter().any(|core| provider.split(';').any(|it| it == *core))
+        {
+            let text = format!("{provider}: strangers could not be kept out of what it listens to");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
         let at = info.first();
         // SAFETY: `getinfo` made it, with all its parts.
         let (domain_attr, fabric_attr, ready) =
@@ -371,10 +383,17 @@ impl Libfabric {
             call!(endpoint.0, cm, getname, endpoint.fid(), to, &raw mut bytes)
         };
         succeeds(library, "fi_getname", got)?;
-        let name = name.get(..bytes).ok_or(io::ErrorKind::InvalidData)?.to_vec();
+        let mut name = name.get(..bytes).ok_or(io::ErrorKind::InvalidData)?.to_vec();
         if address(&name).is_some_and(|address| address.is_unspecified()) {
             let text = "this provider has no address of its own: name a local one";
             return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, text));
+        }
+
+        // SAFETY: made by `getinfo`, with all its parts.
+        let format = unsafe { (*at).addr_format };
+        let ours = socket_address(format, &name);
+        if let Some(ours) = ours {
+            name.extend(gate::open(ours)?);
         }
 
         let needs_registered = domain_attr.mr_mode & abi::MR_LOCAL != 0;
@@ -391,6 +410,7 @@ impl Libfabric {
             loaded: library,
             arena: std::mem::ManuallyDrop::new(Arena::new()),
             name,
+            ours,
             fd,
             peers: HashMap::new(),
             next_peer: 0,
@@ -551,20 +571,13 @@ impl Libfabric {
         }
     }
 
-    /// The Internet address in a name.
-    fn at(&self, name: &[u8]) -> Option<SocketAddr> {
-        let formats = [abi::SOCKADDR, abi::SOCKADDR_IN, abi::SOCKADDR_IN6];
-        let address = formats.contains(&self.info().addr_format).then(|| address(name))??;
-        Some(SocketAddr::new(address, u16::from_be_bytes([name[2], name[3]])))
-    }
-
     /// Closes the endpoint. False if it could not be closed.
     ///
     /// ofi_rxm frees the endpoint below a connection before it takes what has come by it, for which it posts a new receive there (`rxm_close_conn`; mended
     /// in August 2026); and of a write of which half has come it then looks at an operation that is none (1.17). Either ends the process. A connection that
     /// its peer ends it closes rightly. So here all are ended first, as if by their peers.
     fn close_endpoint(&mut self) -> bool {
-        if let Some(ours) = self.at(&self.name) {
+        if let Some(ours) = self.ours {
             let peers = self.peers.values().filter_map(|way| way.at).collect();
             let mut connections = sockets::Connections::new(ours, peers);
             let limit = Instant::now() + CLOSING;
@@ -794,7 +807,8 @@ impl Rail for Libfabric {
             return Err(bad("not a name of an endpoint of this provider"));
         }
         if let abi::SOCKADDR | abi::SOCKADDR_IN | abi::SOCKADDR_IN6 = self.info().addr_format {
-            let address = address(name).ok_or_else(|| bad("not an Internet address"))?;
+            let address = parts(name).and_then(|(name, _)| address(name));
+            let address = address.ok_or_else(|| bad("not an Internet address"))?;
             if name[..2] != self.name[..2] {
                 return Err(bad("an address of another family"));
             }
@@ -822,13 +836,20 @@ impl Rail for Libfabric {
         }
         let number = self.next_peer;
         self.next_peer = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.peers
-            .insert(number, Way { address: peer, at: self.at(name), under_way: 0, refused: None });
+        let known = parts(name).and_then(|(address, secret)| {
+            Some((socket_address(self.info().addr_format, address)?, *secret))
+        });
+        if let Some((at, secret)) = known {
+            gate::learn(at, secret);
+        }
+        let at = known.map(|(at, _)| at);
+        self.peers.insert(number, Way { address: peer, at, under_way: 0, refused: None });
         Ok(Peer(number))
     }
 
     fn forget(&mut self, peer: Peer) {
         let Some(mut way) = self.peers.remove(&peer.0) else { return };
+        way.at.into_iter().for_each(gate::forget);
         let av = self.av.0;
         // Two names of ours can be one of the provider's, which counts them. If it refuses, it keeps an address: no harm.
         // SAFETY: it was inserted, once for each of ours.
@@ -1000,6 +1021,8 @@ impl Drop for Libfabric {
             }
             self.buffers = None;
         }
+        self.peers.values().filter_map(|way| way.at).for_each(gate::forget);
+        self.ours.into_iter().for_each(gate::close);
         // What a provider may still use is not freed.
         if self.is_broken && self.endpoint.close() || self.close_endpoint() {
             // SAFETY: not used any more, and dropped once.
@@ -1008,6 +1031,18 @@ impl Drop for Libfabric {
             std::mem::forget((std::mem::take(&mut self.regions), std::mem::take(&mut self.cut)));
         }
     }
+}
+
+/// A name with a secret behind it.
+fn parts(name: &[u8]) -> Option<(&[u8], &gate::Secret)> {
+    name.split_last_chunk()
+}
+
+/// The Internet address in what a provider calls an endpoint.
+fn socket_address(format: u32, name: &[u8]) -> Option<SocketAddr> {
+    let formats = [abi::SOCKADDR, abi::SOCKADDR_IN, abi::SOCKADDR_IN6];
+    let address = formats.contains(&format).then(|| address(name))??;
+    Some(SocketAddr::new(address, u16::from_be_bytes([name[2], name[3]])))
 }
 
 fn succeeds(library: &Library, call: &str, code: c_int) -> io::Result<()> {

@@ -727,3 +727,57 @@ fn what_a_peer_says_is_its_shuts_nobody_elses() {
         others.read_exact(&mut [0]).unwrap();
     }
 }
+
+/// Whoever can open a connection to where an endpoint listens, and has not been told its name: the provider sees nothing of what he says.
+#[test]
+fn strangers_are_not_let_in() {
+    let told = |provider: &str, end: &End| {
+        // (Devices have connections of their own.)
+        PROVIDERS.contains(&provider).then(|| {
+            let name = end.rail.name();
+            let port = u16::from_be_bytes([name[2], name[3]]);
+            (Ipv4Addr::new(name[4], name[5], name[6], name[7]), port)
+        })
+    };
+    for (provider, local) in &tested() {
+        let (mut a, mut b) = (End::open(provider, local), End::open(provider, local));
+        let Some(at) = told(provider, &b) else { continue };
+        // Another one's secret, and none.
+        for said in [a.rail.name().to_vec(), vec![3; 16], vec![0; 4096]] {
+            let mut stranger = TcpStream::connect(at).unwrap();
+            stranger.set_nonblocking(true).unwrap();
+            stranger.write_all(&said).unwrap();
+            until([&mut a, &mut b], "the stranger is sent away", |_, _| {
+                match stranger.read(&mut [0]) {
+                    Ok(0) => true,
+                    Ok(_) => panic!("{provider}: a stranger is answered"),
+                    Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+                }
+            });
+        }
+        // As any program with this library, which speaks as the provider does.
+        let mut wrong = b.rail.name().to_vec();
+        *wrong.last_mut().unwrap() ^= 1;
+        let to_b = a.rail.reach(&wrong).unwrap();
+        let began = Instant::now();
+        let mut is_over = false;
+        until([&mut a, &mut b], "the peer is given up", |a, _| {
+            is_over |= match a.rail.send(to_b, b"x", 1) {
+                Ok(()) | Err(Refused::Full) => !a.failed.is_empty(),
+                Err(Refused::Failed(_)) => true,
+            };
+            is_over || began.elapsed() > LIMIT / 2
+        });
+        assert!(is_over && b.messages.is_empty() && !b.broken, "{provider}: a stranger is let in");
+        a.rail.forget(to_b);
+        // And one who knows it.
+        let mut c = End::open(provider, local);
+        let to_b = c.rail.reach(b.rail.name()).unwrap();
+        until([&mut c, &mut b], "a message of who was told", |c, b| {
+            b.messages.iter().any(|message| message == b"y") || {
+                let _ = c.rail.send(to_b, b"y", 2);
+                false
+            }
+        });
+    }
+}
