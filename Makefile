@@ -10,13 +10,16 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 build:
 	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem
 
+# A program or a library, first under another name: whoever runs the old one keeps it, and nobody finds a part of the new one. (What is written over a file that
+# is mapped ends those who have it.)
+put = install -D -m 755 $(TARGET)/release/$(1) $(DESTDIR)$(PREFIX)/$(2).new && mv -f $(DESTDIR)$(PREFIX)/$(2).new $(DESTDIR)$(PREFIX)/$(2)
+
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
 	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so \
 		-a -f $(TARGET)/release/libringlet_shmem.so || $(MAKE) build
-	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
-	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
-		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
+	$(call put,ringlet,bin/ringlet)
+	$(call put,libringlet_preload.so,lib/ringlet/libringlet_preload.so)
 	$(TARGET)/release/ringlet man $(SHARE)/man/man1
 	install -d $(SHARE)/ringlet
 	for file in deploy/*; do \
@@ -27,16 +30,16 @@ install:
 	$(TARGET)/release/ringlet completion bash > $(SHARE)/bash-completion/completions/ringlet
 	$(TARGET)/release/ringlet completion zsh > $(SHARE)/zsh/site-functions/_ringlet
 	$(TARGET)/release/ringlet completion fish > $(SHARE)/fish/vendor_completions.d/ringlet.fish
-	install -D -m 755 $(TARGET)/release/libringlet_native.so $(DESTDIR)$(PREFIX)/lib/libringlet.so.0
+	$(call put,libringlet_native.so,lib/libringlet.so.0)
 	ln -sf libringlet.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet.so
 	install -m 644 $(TARGET)/release/libringlet_native.a $(DESTDIR)$(PREFIX)/lib/libringlet.a
 	install -m 755 ringlet-native/bin/* $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/include/sys
 	install -m 644 ringlet-native/include/*.h $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(TARGET)/release/libimc.so $(DESTDIR)$(PREFIX)/lib/libimc.so
+	$(call put,libimc.so,lib/libimc.so)
 	install -m 644 ringlet-imc/include/sys/imc.h $(DESTDIR)$(PREFIX)/include/sys
 	install -m 755 ringlet-imc/bin/* $(DESTDIR)$(PREFIX)/bin
-	install -m 755 $(TARGET)/release/libringlet_shmem.so $(DESTDIR)$(PREFIX)/lib/libringlet_shmem.so.0
+	$(call put,libringlet_shmem.so,lib/libringlet_shmem.so.0)
 	ln -sf libringlet_shmem.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet_shmem.so
 	install -m 644 ringlet-shmem/include/shmem.h $(DESTDIR)$(PREFIX)/include
 	install -D -m 644 ringlet-shmem/include/mpp/shmem.h $(DESTDIR)$(PREFIX)/include/mpp/shmem.h

@@ -15,6 +15,7 @@
 //!   fabric/      what carries connections to those hosts, in a process of its own
 //!   reflect/     reflective memory of several hosts: this one's keeper, in a process of its own
 //!   journal.rs   what was decided, and why
+//!   memory.rs    what the service's control group leaves for what is carried
 //!   mounts.rs    how the socket's directory is mounted where guests are
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
@@ -31,6 +32,7 @@ pub mod fabric;
 mod far;
 pub mod hall;
 mod journal;
+mod memory;
 pub mod mounts;
 pub mod notes;
 mod offers;

@@ -32,6 +32,7 @@ use crate::fabric::share::Side;
 use crate::far::{Calling, Far};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
+use crate::memory::{RINGS_OF_A_LANE, RINGS_OF_A_PAIR, Room};
 use crate::mounts::Watch;
 use crate::notes::{Kernel, Note, Notes};
 use crate::offers::Calls;
@@ -136,6 +137,7 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
         lock_any();
     }
     within_descriptors(&mut options.policy.limits, OF_OURS + others);
+    within_memory(&mut options.policy);
     let group = match options.group {
         Some(group) => group,
         None => root_group().context("no control groups (cgroup2) are mounted")?,
@@ -742,6 +744,21 @@ fn within_descriptors(limits: &mut Limits, ours: usize) {
         limits.guests = limits.guests.min(room);
         limits.carried = limits.carried.min(descriptors.saturating_sub(ours) / OF_A_PAIR);
         limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
+    }
+}
+
+/// As many are carried as there is memory for: with none left the kernel would end what carries for all.
+fn within_memory(policy: &mut Policy) {
+    let isolates = policy.otherwise == Otherwise::Isolated;
+    let rings = if isolates { RINGS_OF_A_PAIR } else { RINGS_OF_A_LANE };
+    let most = Room::found().connections(rings, policy.limits.carried_ring_bytes);
+    let carries = isolates || policy.cluster.is_some();
+    if carries && most < policy.limits.carried {
+        say(&format!(
+            "warning: {most} connections are carried at a time, and not {}: the control group's memory is limited",
+            policy.limits.carried
+        ));
+        policy.limits.carried = most;
     }
 }
 

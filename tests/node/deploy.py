@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import threading
 
 from harness import Skipped, require
 from world import Across, Service, world
@@ -112,12 +113,65 @@ def scenes(ground):
         if shutil.which("docker-compose"):
             said_by("docker-compose", "-f", DEPLOY / "compose.yaml", "config", "-q")
 
+    with ground.scene("a library that is replaced under those who use it"), contextlib.suppress(ImportError):
+        import yaml
+
+        daemon_set, _pod = yaml.safe_load_all((DEPLOY / "daemonset.yaml").read_text())
+        [container] = daemon_set["spec"]["template"]["spec"]["initContainers"]
+        place = pathlib.Path(ground.directory)
+        image, host = place / "image", place / "host"
+        image.mkdir()
+        host.mkdir()
+        words = [word.replace(os.path.dirname(LIBRARY), str(image)).replace("/host", str(host)) for word in container["command"]]
+        replaced_whole(image / os.path.basename(LIBRARY), host / os.path.basename(LIBRARY), words)
+        require(len(list(host.iterdir())) == 1, "something is left there")
+
+    with ground.scene("what is installed again under those who use it"):
+        root = DEPLOY.parent
+        recipe = said_by("make", "-n", "-C", root, "install", "PREFIX=/usr/local", "TARGET=/built")
+        libraries = [line.split() for line in recipe.splitlines() if re.match(r"install .*/built/release/\S+( |$)", line) and ".a " not in line]
+        require(len(libraries) >= 5, f"{recipe}")
+        for number, line in enumerate(libraries):
+            place = pathlib.Path(ground.directory) / str(number)
+            source, target = place / "built/release" / os.path.basename(line[4]), place / line[-1].lstrip("/")
+            source.parent.mkdir(parents=True)
+            words = " ".join(line).replace("/built/", f"{place}/built/").replace("/usr/local/", f"{place}/usr/local/")
+            replaced_whole(source, target, ["sh", "-ec", words])
+
     with ground.scene("an SELinux policy"):
         tool("checkmodule")
         place = pathlib.Path(ground.directory)
         said_by("checkmodule", "-M", "-m", "-o", place / "ringlet.mod", DEPLOY / "ringlet.te")
         if shutil.which("semodule_package"):
             said_by("semodule_package", "-o", place / "ringlet.pp", "-m", place / "ringlet.mod", "-f", DEPLOY / "ringlet.fc")
+
+
+def replaced_whole(source, target, words):
+    """What these words put there is another file than the one before, which stays as it was; and at each moment there is a whole one."""
+    old, new = b"old" * 1_000_000, b"new" * 2_000_000
+    source.write_bytes(old)
+    said_by(*words)
+    source.write_bytes(new)
+    over, seen = threading.Event(), set()
+
+    def look():
+        while not over.is_set():
+            try:
+                seen.add(target.stat().st_size)
+            except FileNotFoundError:
+                seen.add(None)
+
+    with target.open("rb") as held:
+        looks = threading.Thread(target=look)
+        looks.start()
+        try:
+            said_by(*words)
+        finally:
+            over.set()
+            looks.join()
+        require(held.read() == old, f"{words}: written over what is in use")
+    require(target.read_bytes() == new, f"{words}: it is not replaced")
+    require(seen <= {len(old), len(new)}, f"{words}: there was a moment with {seen}")
 
 
 def default_socket(ringlet):

@@ -17,6 +17,7 @@ use super::keeper::by_whom_it_was_started;
 use super::{Order, Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
 use crate::clock::{Clock, Moment};
+use crate::memory::{RINGS_OF_A_PAIR, Room};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -53,6 +54,7 @@ struct Carrier {
     service: Option<OwnedFd>,
     adapter: Adapter<Ends>,
     apart: Arc<Apart>,
+    room: Room,
     pairs: HashMap<u64, Held>,
     lines: HashMap<u32, Line>,
     next: u32,
@@ -67,13 +69,14 @@ pub fn carry() -> anyhow::Result<()> {
     let service = by_whom_it_was_started();
     let mut adapter = Adapter::new()?;
     adapter.watch(&service, SERVICE)?;
-    let apart = Arc::new(Apart::new()?);
+    let (apart, room) = (Arc::new(Apart::new()?), Room::found());
     sys::run_briefly();
     sandbox::enter_as_carrier()?;
     let mut carrier = Carrier {
         service: Some(service),
         adapter,
         apart,
+        room,
         pairs: HashMap::new(),
         lines: HashMap::new(),
         next: SERVICE + 1,
@@ -173,6 +176,7 @@ impl Carrier {
         };
         // (What it would have done apart would wait behind what hangs.)
         let hangs = self.apart.is_full() || held.from.iter().any(|from| self.apart.hangs(from));
+        let is_room = self.pairs.len() < self.room.connections(RINGS_OF_A_PAIR, ring_bytes);
         self.pairs.insert(number, held);
         for (end, fd) in lines.into_iter().enumerate() {
             let (token, raw) = (self.next, fd.as_raw_fd());
@@ -180,6 +184,7 @@ impl Carrier {
             let greeting = Message { kind: GREETING, ring_bytes, ..Message::default() };
             meet::admit_descriptors(raw, true);
             let greeted = !hangs
+                && is_room
                 && !self.lines.contains_key(&token)
                 && meet::send(raw, greeting.frame().as_bytes(), &[]).is_ok()
                 && self.adapter.watch(borrowed(raw), token).is_ok();

@@ -30,6 +30,7 @@ use crate::carrier::ends::{Brought, Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
 use crate::clock::{Clock, Moment};
 use crate::cluster::Session;
+use crate::memory::{RINGS_OF_A_LANE, Room};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -179,6 +180,8 @@ struct Process {
     tried: Moment,
     asked: Moment,
     apart: Arc<Apart>,
+    /// None in tests.
+    room: Option<Room>,
     links: HashMap<Number, Link>,
     held: HashMap<u64, Held>,
     by_lane: HashMap<LaneName, u64>,
@@ -204,11 +207,12 @@ pub fn carry() -> anyhow::Result<()> {
     let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) else { return Ok(()) };
     let Some((SETTINGS, _, settings)) = read(&bytes[..len]) else { return Ok(()) };
     let Settings { node, rails } = serde_json::from_slice(settings)?;
-    let apart = Arc::new(Apart::new()?);
+    let (apart, room) = (Arc::new(Apart::new()?), Room::found());
     let folders: Vec<_> = rails.iter().filter_map(|rail| rail.folder.clone()).collect();
     sandbox::enter_as_fabric(&folders)?;
     let rails = if rails.is_empty() { RailSettings::found() } else { rails };
     let mut process = Process::new(service, node, rails, RailSettings::open, apart)?;
+    process.room = Some(room);
     if process.places.len() == 0 {
         process.log("no rails: no provider of libfabric here beats TCP, and none is named");
     }
@@ -239,6 +243,7 @@ impl Process {
             tried: Moment::ZERO,
             asked: Moment::ZERO,
             apart,
+            room: None,
             links: HashMap::new(),
             held: HashMap::new(),
             by_lane: HashMap::new(),
@@ -523,7 +528,11 @@ impl Process {
         meet::admit_descriptors(line.as_raw_fd(), true);
         // (What it would have done apart would wait behind what hangs.)
         let hangs = self.apart.is_full() || self.apart.hangs(&from);
+        let is_room = self
+            .room
+            .is_none_or(|room| self.held.len() < room.connections(RINGS_OF_A_LANE, ring_bytes));
         let greeted = !hangs
+            && is_room
             && !self.by_lane.contains_key(&name)
             && meet::send(line.as_raw_fd(), greeting.frame().as_bytes(), &[]).is_ok();
         let lines = greeted.then(|| {
