@@ -225,6 +225,15 @@ impl Half {
         self.outgoing.control().answer_over();
     }
 
+    /// Around whatever touches the segment. False if our program has severed itself: then the link is over for both.
+    pub fn begin(&self) -> bool {
+        self.outgoing.control().begin_pass()
+    }
+
+    pub fn leave(&self) {
+        self.outgoing.control().end_pass();
+    }
+
     /// What our program has sent and said, within bounds. Was there anything?
     pub fn pass(&mut self, way: &mut impl Way, rings: &mut impl Rings) -> bool {
         self.put_bell(way, rings);

@@ -171,6 +171,31 @@ impl Out {
 
 impl<R: WakesOne> Serve for Lane<R> {
     fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
+        let progress = if self.half.begin() { self.pass_now(rouse) } else { Progress::Failed };
+        self.half.leave();
+        progress
+    }
+
+    fn arm(&mut self) -> bool {
+        self.half.arm();
+        true
+    }
+
+    fn disarm(&mut self) {
+        self.half.disarm();
+    }
+
+    fn is_owed(&self) -> bool {
+        self.half.is_owed()
+    }
+
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        tell(self.rings.eventfd());
+    }
+}
+
+impl<R: WakesOne> Lane<R> {
+    fn pass_now(&mut self, rouse: &mut Vec<usize>) -> Progress {
         let (trunk, inbox) = (self.trunk.clone(), self.inbox.clone());
         let (state, inbox) = (&mut *trunk.state(), &mut *inbox.borrow_mut());
         if inbox.failed {
@@ -204,23 +229,6 @@ impl<R: WakesOne> Serve for Lane<R> {
             _ if busy => Progress::Busy,
             _ => Progress::Idle,
         }
-    }
-
-    fn arm(&mut self) -> bool {
-        self.half.arm();
-        true
-    }
-
-    fn disarm(&mut self) {
-        self.half.disarm();
-    }
-
-    fn is_owed(&self) -> bool {
-        self.half.is_owed()
-    }
-
-    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
-        tell(self.rings.eventfd());
     }
 }
 

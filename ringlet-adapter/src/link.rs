@@ -30,7 +30,7 @@ pub enum Progress {
     Busy,
     /// Both ends have parted.
     Ended,
-    /// The memory of a segment can't be had: the link can't go on, and both ends are to go back to the kernel as if it had died.
+    /// The memory of a segment can't be had, or an end has severed itself: the link can't go on, and both ends are to go back to the kernel as if it had died.
     Failed,
 }
 
@@ -90,6 +90,15 @@ impl Link {
 
     /// Delivers what there is, within bounds.
     pub fn pass(&mut self, bells: &mut impl Bells) -> Progress {
+        let progress = match self.halves.iter().all(Half::begin) {
+            true => self.pass_now(bells),
+            false => Progress::Failed,
+        };
+        self.halves.iter().for_each(Half::leave);
+        progress
+    }
+
+    fn pass_now(&mut self, bells: &mut impl Bells) -> Progress {
         let mut busy = false;
         for end in [0, 1] {
             // (Answers to the other half may wait there already: who asks all the time is not to keep this one from being looked at.)

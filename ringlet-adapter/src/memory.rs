@@ -1,7 +1,7 @@
 //! The memory of one end, as the adapter makes it.
 
 use crate::half::Segment;
-use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC, SLOTS_OFFSET};
+use ringlet_core::layout::{Control, Geometry, Head, SEGMENT_MAGIC, SLOTS_OFFSET, control};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::{map, sys};
@@ -45,6 +45,11 @@ impl Memory {
 
     pub fn segment(&self) -> Segment {
         Segment { area: self.area, geometry: self.geometry }
+    }
+
+    /// The words of the direction in which this end sends.
+    pub fn outgoing(&self, end: usize) -> &Control {
+        control(self.area, end)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
@@ -101,7 +101,7 @@ pub struct Control {
     pub credit: Credit,
     pub receiver: Receiver,
     pub sender: Sender,
-    _spare: [AtomicU64; 16],
+    pub serving: Serving,
 }
 
 impl Control {
@@ -199,8 +199,18 @@ pub struct Sender {
     pub bells: AtomicU64,
     /// The last `Receiver::changes` that the adapter has seen, and after that the sender's line.
     pub echo: AtomicU32,
-    _spare: AtomicU32,
+    /// 1 once the end has severed itself from its adapter, which touches neither the segment nor the connection any more (`mirror`).
+    pub severed: AtomicU32,
     _local: [AtomicU64; 4],
+}
+
+/// What the adapter says of itself, in the sending direction of each end: not mirrored.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub struct Serving {
+    /// 1 while it passes over this end; and how many of its threads put a doorbell byte on the end's connection.
+    pub passes: AtomicU32,
+    pub bytes: AtomicU32,
 }
 
 /// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.

@@ -21,10 +21,15 @@
 //! **Bells.** The adapter alone puts doorbell bytes on the kernel connection, behind the `Start` that it has delivered, unless the receiver is seen
 //! to have left, or the sender asks for silence. Of what an end asks, the adapter hears as of records: who asks rings the adapter's context
 //! (`wait::armed`) afterwards.
+//!
+//! **Severing.** An adapter that stands still, and may go on, must not put a record or a doorbell where its end has turned to the kernel. So it says when it
+//! is at work for an end, and then looks whether that has severed itself; an end severs itself, and then looks whether the adapter is at work. One
+//! sees the other.
 
 use crate::layout::{Control, Receiver, Sender};
 use crate::leaving::Leaving;
 use crate::sync::Ordering;
+use crate::wait::fence_for_the_model_checker;
 
 /// `Receiver::parted`.
 const PARTED: u32 = 1;
@@ -61,6 +66,9 @@ pub trait Asks {
     fn is_echoed(&self) -> bool;
     /// `Leaving::is_quiet` over a mirror.
     fn is_quiet_beyond(&self) -> bool;
+    /// The adapter is to touch neither this end's segment nor its connection any more: so it is once it `has_let_go`. In our sending direction.
+    fn sever(&self);
+    fn has_let_go(&self) -> bool;
 }
 
 impl Asks for Control {
@@ -128,6 +136,18 @@ impl Asks for Control {
         // (In this order.)
         self.is_echoed() && self.is_quiet()
     }
+
+    fn sever(&self) {
+        // ORDER: SeqCst, before the look; pairs with `begin_pass` and `begin_byte`.
+        self.sender.severed.store(1, Ordering::SeqCst);
+        fence_for_the_model_checker();
+    }
+
+    fn has_let_go(&self) -> bool {
+        // ORDER: SeqCst; pairs with `end_pass` and `end_byte`: what was done is there.
+        self.serving.passes.load(Ordering::SeqCst) == 0
+            && self.serving.bytes.load(Ordering::SeqCst) == 0
+    }
 }
 
 /// The adapter's answers, each in the segment of the end that has asked.
@@ -141,6 +161,12 @@ pub trait Answers {
     fn answer_over(&self);
     /// To the receiver: the sender's line was read behind the delivery of its own with this number, and is delivered.
     fn answer_echo(&self, changes: u32);
+    /// Around each pass over an end, by the one thread that does so. False if the end has severed itself: then nothing is to be done.
+    fn begin_pass(&self) -> bool;
+    fn end_pass(&self);
+    /// The same for a byte on its connection, by any thread.
+    fn begin_byte(&self) -> bool;
+    fn end_byte(&self);
 }
 
 impl Answers for Control {
@@ -168,6 +194,30 @@ impl Answers for Control {
     fn answer_echo(&self, changes: u32) {
         // ORDER: Release; pairs with `is_echoed`.
         self.sender.echo.store(changes, Ordering::Release);
+    }
+
+    fn begin_pass(&self) -> bool {
+        // ORDER: SeqCst, before the look; pairs with `sever`.
+        self.serving.passes.store(1, Ordering::SeqCst);
+        fence_for_the_model_checker();
+        self.sender.severed.load(Ordering::SeqCst) == 0
+    }
+
+    fn end_pass(&self) {
+        // ORDER: Release; pairs with `has_let_go`.
+        self.serving.passes.store(0, Ordering::Release);
+    }
+
+    fn begin_byte(&self) -> bool {
+        // ORDER: SeqCst, before the look; pairs with `sever`.
+        self.serving.bytes.fetch_add(1, Ordering::SeqCst);
+        fence_for_the_model_checker();
+        self.sender.severed.load(Ordering::SeqCst) == 0
+    }
+
+    fn end_byte(&self) {
+        // ORDER: Release; pairs with `has_let_go`.
+        self.serving.bytes.fetch_sub(1, Ordering::Release);
     }
 }
 

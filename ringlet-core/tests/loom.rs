@@ -14,6 +14,7 @@ use ringlet_core::bells;
 use ringlet_core::layout::{Control, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::{Leaving, ReceiverState};
 use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::mirror::{Answers, Asks};
 use ringlet_core::ring::{Mark, Next, Rx, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use ringlet_core::wait::*;
@@ -504,6 +505,42 @@ fn who_stays_was_not_answered() {
 #[should_panic]
 fn who_stays_must_wait_for_a_sender_at_work() {
     stays_beside_an_answer(false);
+}
+
+/// An adapter goes on, having stood still, while its end severs itself: what it does is there once it has let go, or is never done.
+fn severs_beside_an_adapter(looks_behind: bool) {
+    model(move || {
+        let (control, done) = (control(), Arc::new(AtomicU32::new(0)));
+        let act = |control: Arc<Control>, done: Arc<AtomicU32>, byte: bool| {
+            move || {
+                let looks = |begin: bool| begin || !looks_behind;
+                if looks(if byte { control.begin_byte() } else { control.begin_pass() }) {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                if byte { control.end_byte() } else { control.end_pass() }
+            }
+        };
+        let threads =
+            [false, true].map(|byte| thread::spawn(act(control.clone(), done.clone(), byte)));
+        control.sever();
+        while !control.has_let_go() {
+            thread::yield_now();
+        }
+        let found = done.load(Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(done.load(Ordering::Relaxed), found);
+    });
+}
+
+#[test]
+fn nothing_is_done_for_who_has_severed_itself() {
+    severs_beside_an_adapter(true);
+}
+
+#[test]
+#[should_panic]
+fn an_adapter_must_look_whether_its_end_has_severed_itself() {
+    severs_beside_an_adapter(false);
 }
 
 /// The kernel's connection: a doorbell is false, a byte of data true.

@@ -37,6 +37,12 @@ def memory(pid):
     return set(mapped) | held
 
 
+def children(pid):
+    """All of them, and theirs."""
+    listed = "".join(each.read_text() for each in pathlib.Path(f"/proc/{pid}/task").glob("*/children"))
+    return [found for child in map(int, listed.split()) for found in (child, *children(child))]
+
+
 def is_alive(pid):
     try:
         return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
@@ -246,6 +252,26 @@ def scenes(ground):
             ends.finish()
             require(carrier(service) != pid, "the same carrier")
             require(service.status()["carrier"]["lost"] == turn + 1, f"{service.status()}")
+        note(name, "kernel", "no-adapter")
+
+    def all_stand_still(host, name, service):
+        """As in a container that is paused: nobody is there to end what hangs. The two go on without it, and when it goes on it does them no harm."""
+        for _ in range(4):
+            ends = meet(host)
+            parts = [service.process.pid, *children(service.process.pid)]
+            ends.trade(20_000_000, 20_000_000)
+            for pid in parts:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                ends.traded()
+                require(not ends.problem, f"{ends.problem}; {ends.told()}")
+            finally:
+                for pid in parts:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+            traded(ends, 300_000, 300_000)
+            ends.finish()
+            until(lambda: carried(service) == 0, "what was carried to be over")
         note(name, "kernel", "no-adapter")
 
     def carrier_killed_early(host, name, service):
@@ -570,3 +596,4 @@ def scenes(ground):
     scene("who carries is killed at any moment", carrier_killed_early)
     scene("who carries is killed, with bytes on their way", carrier_killed)
     scene("who carries hangs, with bytes on their way", carrier_hung)
+    scene("all of the service stands still, with bytes on their way, and goes on", all_stand_still)

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
+use ringlet_core::mirror::Answers;
 use ringlet_linux::bell::{self, Address};
 use ringlet_linux::{fd, tcp};
 
@@ -19,6 +20,9 @@ const HANGS_AFTER: Duration = Duration::from_secs(1);
 
 pub struct End {
     pub from: From,
+    /// Whose words say whether its program has severed itself; and which end it is.
+    memory: Arc<Memory>,
+    nth: usize,
     /// Its connection, from when it has come until it has parted. Only threads apart let go of it.
     socket: Option<Arc<OwnedFd>>,
     /// What rings its home context's bell.
@@ -115,9 +119,17 @@ impl Doing {
 }
 
 impl End {
-    pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>, clock: Arc<Clock>) -> End {
+    pub fn new(
+        from: From,
+        (memory, nth): (Arc<Memory>, usize),
+        eventfd: Arc<OwnedFd>,
+        apart: Arc<Apart>,
+        clock: Arc<Clock>,
+    ) -> End {
         End {
             from,
+            memory,
+            nth,
             socket: None,
             rope: None,
             gone: false,
@@ -176,8 +188,11 @@ impl Rings for End {
     fn byte(&mut self) -> Poll<bool> {
         if self.rings.is_none() {
             let Some(socket) = self.socket.clone() else { return Poll::Ready(false) };
+            let (memory, nth) = (self.memory.clone(), self.nth);
             let ring = move || {
-                let went = tcp::ring_byte(socket.as_raw_fd());
+                let words = memory.outgoing(nth);
+                let went = words.begin_byte() && tcp::ring_byte(socket.as_raw_fd());
+                words.end_byte();
                 drop(socket);
                 went
             };
@@ -242,7 +257,7 @@ fn let_go(socket: Arc<OwnedFd>, gone: bool, bells: u64) -> bool {
 /// The two of a link, with one eventfd (0 connects, 1 accepts).
 pub struct Ends {
     pub ends: [End; 2],
-    pub memory: [Memory; 2],
+    pub memory: [Arc<Memory>; 2],
 }
 
 impl Ends {
@@ -252,9 +267,14 @@ impl Ends {
         eventfd: OwnedFd,
         (apart, clock): (&Arc<Apart>, &Arc<Clock>),
     ) -> Ends {
-        let eventfd = Arc::new(eventfd);
-        let end = |from| End::new(from, eventfd.clone(), apart.clone(), clock.clone());
-        Ends { ends: from.map(end), memory }
+        let (eventfd, memory) = (Arc::new(eventfd), memory.map(Arc::new));
+        let mut nth = 0..;
+        let ends = from.map(|from| {
+            let nth: usize = nth.next().unwrap_or_default();
+            let memory = (memory[nth].clone(), nth);
+            End::new(from, memory, eventfd.clone(), apart.clone(), clock.clone())
+        });
+        Ends { ends, memory }
     }
 
     pub fn hangs(&self) -> bool {
@@ -294,6 +314,7 @@ impl Wakes for Ends {
 mod tests {
     use super::*;
     use ringlet_core::layout::Geometry;
+    use ringlet_core::mirror::Asks;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::FromRawFd;
@@ -414,6 +435,21 @@ mod tests {
             until(|| ends.part(0).is_ready());
             assert_eq!(far.read(&mut [0]).err().map(|error| error.kind()), kind, "{bells}");
         }
+    }
+
+    #[test]
+    fn no_byte_is_put_for_who_has_severed_itself() {
+        let apart = Arc::new(Apart::new().unwrap());
+        let (near, far) = connection();
+        let mut ends = ends([near, far.try_clone().unwrap()], &apart);
+        ends.memory[0].outgoing(0).sever();
+        let mut went = Poll::Pending;
+        until(|| {
+            went = ends.byte(1);
+            went.is_ready()
+        });
+        assert_eq!((went, tcp::unread(far.as_raw_fd())), (Poll::Ready(false), Ok(0)));
+        assert!(ends.memory[0].outgoing(0).has_let_go());
     }
 
     #[test]

@@ -135,7 +135,7 @@ struct Held {
     joined: bool,
     lane: Option<usize>,
     /// Until nobody writes there any more.
-    memory: Option<Memory>,
+    memory: Option<Arc<Memory>>,
     /// It can't go on: its lifeline is closed behind that, and behind what is being done with its connection.
     broken: bool,
     ringing: Option<Doing>,
@@ -741,7 +741,7 @@ impl Process {
         };
         let held = self.held.get_mut(&number);
         let fits =
-            |memory: &Memory| memory.segment().geometry.ring_bytes as u64 == asked.ring_bytes;
+            |memory: &Arc<Memory>| memory.segment().geometry.ring_bytes as u64 == asked.ring_bytes;
         let found = made.zip(held).and_then(|((), held)| {
             held.memory.as_ref().filter(|memory| fits(memory))?;
             match self.server.get(held.lane?) {
@@ -782,7 +782,7 @@ impl Process {
         let held = self.held.get(&number)?;
         let bytes = usize::try_from(ring_bytes).ok().filter(|_| ring_bytes <= held.ring_bytes)?;
         let geometry = Geometry::new(bytes)?;
-        let memory = Memory::make(geometry)?;
+        let memory = Arc::new(Memory::make(geometry)?);
         let segment = memory.segment();
         // What comes is written there by rails, for which a page that can't be had would be the end.
         map::hold(segment.area, 0, geometry.segment_bytes()).ok()?;
@@ -791,10 +791,11 @@ impl Process {
         self.tell();
         let held = self.held.get_mut(&number)?;
         let (apart, clock) = (self.apart.clone(), self.clock.clone());
-        let rings = End::new(held.from.clone(), Arc::new(eventfd()?), apart, clock);
+        let (name, end) = (held.name, usize::from(held.accepts));
+        let eventfd = Arc::new(eventfd()?);
+        let rings = End::new(held.from.clone(), (memory.clone(), end), eventfd, apart, clock);
         let freed = self.freed.clone();
         let free = Box::new(move || freed.borrow_mut().push(number));
-        let (name, end) = (held.name, usize::from(held.accepts));
         // SAFETY: the memory is in `held` until it is free.
         let lane = unsafe { Lane::new(&self.trunk, name, end, segment, rings, free).ok()? };
         held.memory = Some(memory);

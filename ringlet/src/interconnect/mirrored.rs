@@ -1,11 +1,12 @@
 //! The mirror, as an end sees it: how it gets its segment from the adapter, and what it asks of the adapter (`ringlet_core::mirror`) where a peer that
 //! shares its memory would simply see.
 //!
-//! An adapter never waits for a program, so its answers are waited for, also in calls that must not block: some microseconds, if it is awake. One that
-//! does not answer is dead, or as good as that.
+//! An adapter never waits for a program, so its answers are waited for, also in calls that must not block: some microseconds, if it is awake. From one that
+//! does not answer (it stands still, with its service perhaps, and may go on) an end severs itself, and goes on as if it had died.
 
 use super::Interconnect;
 use super::introduction::{GREETING, LINKED, Message, ORPHAN, name};
+use crate::plain::P32;
 use crate::reasons::Reason;
 use crate::socket::context;
 use crate::socket::table::{Socket, tables};
@@ -24,9 +25,11 @@ pub const NEEDS_NO_ADAPTER: u32 = 2;
 
 /// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
 const INTRODUCTION_NS: u64 = 2_000_000_000;
-const ANSWER_NS: u64 = 10_000_000_000;
-/// The same of one that did not answer the last time.
-const ANSWER_AGAIN_NS: u64 = 2_000_000;
+const ANSWER_NS: u64 = if cfg!(test) { 20_000_000 } else { 2_000_000_000 };
+/// The same where the last one that this process has asked did not answer.
+const ANSWER_AGAIN_NS: u64 = 20_000_000;
+/// And how long it is waited for one that stands still in the middle of what it does for this very end.
+const LET_GO_NS: u64 = 60_000_000_000;
 /// Looks in a row before the processor is left to the adapter, and with that before it is left alone for a moment.
 const QUICK_LOOKS: u32 = 200;
 const YIELDING_LOOKS: u32 = 1000;
@@ -163,26 +166,34 @@ fn hear(lifeline: i32, until: u64) -> Result<(Message, Received), Reason> {
     }
 }
 
-/// Has the adapter gone?
+/// Has the adapter gone, or is it nothing to us any more?
 pub fn has_died(socket: &Socket) -> bool {
     let lifeline = socket.lifeline.get() as i32;
-    lifeline != 0 && fd::pending(lifeline, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLRDHUP) != 0
+    let over = libc::POLLHUP | libc::POLLRDHUP;
+    lifeline != 0
+        && (socket.end().severed.is() || fd::pending(lifeline, libc::POLLRDHUP) & over != 0)
 }
 
-/// Has the adapter deliver nothing more, since the other end goes on in the kernel. False if it hangs.
+/// Has the adapter deliver nothing more, and put nothing on our connection: the other end goes on in the kernel, or it does not answer. To whoever asks it
+/// has died then. False if it stands still in the middle of that, for long.
 pub fn sever(socket: &Socket) -> bool {
-    let (mut until, lifeline) = (0, socket.lifeline.get() as i32);
+    let Some(outgoing) = socket.outgoing() else { return false };
+    let (mut until, words) = (0, outgoing.control());
     while !has_died(socket) {
-        let now = sys::now_ns();
-        match until {
-            0 => {
-                until = now + ANSWER_NS;
-                let ended = Message { kind: ORPHAN, ..Message::default() };
-                // (If there is no room it has much to read, and is asked by the end of our waiting.)
-                let _ = meet::send(lifeline, ended.frame().as_bytes(), &[]);
-            }
-            until if now > until => return false,
-            _ => drop(fd::poll(&mut [], Some(LOOK_NS), None)),
+        if until == 0 {
+            until = sys::now_ns() + LET_GO_NS;
+            words.sever();
+            // (If there is no room it has much to read, and hears of it there.)
+            let ended = Message { kind: ORPHAN, ..Message::default() };
+            let lifeline = socket.lifeline.get() as i32;
+            let _ = meet::send(lifeline, ended.frame().as_bytes(), &[]);
+        }
+        if words.has_let_go() {
+            socket.end().severed.set(1);
+        } else if sys::now_ns() > until {
+            return false;
+        } else {
+            let _ = fd::poll(&mut [], Some(LOOK_NS), None);
         }
     }
     true
@@ -220,7 +231,10 @@ pub fn ring_event(socket: &Socket) {
     }
 }
 
-/// Waits for an answer of the adapter's. False if it is dead, or hangs. (One that hangs is waited for once: a close asks more than once.)
+/// Did the last one that was asked not answer?
+static UNANSWERED: P32 = P32::new(0);
+
+/// Waits for an answer of the adapter's. False if it is dead, or we have severed ourselves since it gave none, or could not.
 pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
     let end = socket.end();
     if end.mirrored.get() == NEEDS_NO_ADAPTER {
@@ -229,7 +243,9 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
     let mut until = 0;
     for look in 0u32.. {
         if done() {
-            end.unanswered.set(0);
+            if UNANSWERED.is() {
+                UNANSWERED.set(0);
+            }
             return true;
         }
         stir(socket);
@@ -239,11 +255,15 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
             _ => {
                 let now = sys::now_ns();
                 if until == 0 {
-                    until = now + if end.unanswered.is() { ANSWER_AGAIN_NS } else { ANSWER_NS };
+                    until = now + if UNANSWERED.is() { ANSWER_AGAIN_NS } else { ANSWER_NS };
                 }
                 let yields = look < YIELDING_LOOKS;
-                if now > until || !yields && has_died(socket) {
-                    end.unanswered.set(1);
+                if now > until {
+                    UNANSWERED.set(1);
+                    sever(socket);
+                    return done();
+                }
+                if !yields && has_died(socket) {
                     return done();
                 }
                 if yields {

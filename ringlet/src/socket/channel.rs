@@ -37,12 +37,12 @@ impl Word {
     }
 }
 
-/// What the other end has said, if it has. Ends on two hosts have an adapter each: what was said holds when ours has ended too, so that nothing is delivered
-/// any more.
+/// What the other end has said, if it has. The adapter may live on, as where ends on two hosts have one each, or it stood still for the other end: what was
+/// said holds when it delivers nothing to us any more.
 pub fn hear(socket: &Socket) -> Option<Word> {
     let word = heard(socket)?;
     // (Once: a stream that is broken off ends.)
-    if socket.is_far() && socket.end().ended.get() == 0 && !mirrored::sever(socket) {
+    if socket.end().ended.get() == 0 && !mirrored::sever(socket) {
         break_off(socket);
     }
     Some(word)

@@ -14,7 +14,9 @@ use crate::config::Config;
 use crate::interconnect::{mirrored, node};
 use crate::reasons::Reason;
 use crate::worlds;
+use ringlet_core::layout::Control;
 use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::mirror::Answers;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::{fd, map, meet, tcp};
 use std::cell::Cell;
@@ -723,6 +725,39 @@ fn an_edge_is_told_of_what_follows_a_dead_adapter() {
     side.with(|_| epoll::closed(set));
     sys::close(epfd);
     pair.finish();
+}
+
+/// An adapter stands still, and may go on: who needs its answer severs itself, loses nothing, and hears nothing of it any more.
+#[test]
+fn an_adapter_that_stands_still_costs_no_connection() {
+    for way in 0..3 {
+        let (pair, adapter) = mirrored_pair();
+        assert_eq!((pair.send(0, 5), pair.send(1, 7)), (Ok(5), Ok(7)));
+        match way {
+            // Until the rest is to wait in the kernel.
+            0 => {
+                for _ in 0..CALLS_MOST {
+                    if pair.sides[0].with(|socket| socket.end().sending()) != Sending::Ring {
+                        break;
+                    }
+                    let _ = pair.send(0, 30_000);
+                }
+            }
+            1 => pair.leave(0, Reason::Option),
+            _ => pair.shut(0),
+        }
+        let words = |side: &Side, look: &dyn Fn(&Control) -> bool| {
+            side.with(|socket| look(socket.outgoing().unwrap().control()))
+        };
+        let begins = words(&pair.sides[0], &|words| words.begin_pass() && words.begin_byte());
+        assert!(!begins, "it may go on, {way}");
+        let _ = pair.send(0, 9);
+        (0..2).for_each(|side| pair.drain(side));
+        (0..2).for_each(|side| pair.has_all(side));
+        assert!(!pair.has_reset(), "{way}");
+        pair.finish();
+        adapter.into_iter().for_each(sys::close);
+    }
 }
 
 /// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the

@@ -278,9 +278,9 @@ pub struct End {
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     pub refused_starts: P32,
-    /// There is a mirror between it and the peer (`interconnect`, `orphan`); and its adapter was waited for in vain.
+    /// There is a mirror between it and the peer (`interconnect`, `orphan`); and it has severed itself from its adapter, which stood still.
     pub mirrored: P32,
-    pub unanswered: P32,
+    pub severed: P32,
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
@@ -361,7 +361,7 @@ impl End {
             &self.packet_max,
             &self.shut_later,
             &self.mirrored,
-            &self.unanswered,
+            &self.severed,
             &self.worded,
             &self.gap_due,
             &self.has_sent,
