@@ -94,11 +94,25 @@ class Place:
         """Nothing is left of those who were there."""
         wait_until(lambda: not any(self.state()[each] for each in ("members", "regions", "sets")), LIMIT, f"nothing to be left: {self.state()}")
 
-    def keep(self):
-        keeper = subprocess.Popen([self.root / "bin/ringlet", "reflect", "keep", "--path", self.socket, "--all", "10", "--received", "8"],
-                                  stdout=subprocess.PIPE, text=True)
+    def keep(self, megabytes=10, received=8):
+        limits = ["--all", str(megabytes), "--received", str(received)]
+        keeper = subprocess.Popen([self.root / "bin/ringlet", "reflect", "keep", "--path", self.socket, *limits], stdout=subprocess.PIPE, text=True)
         require(keeper.stdout.readline() == "ready\n", "the keeper does not start")
         return keeper
+
+    @contextlib.contextmanager
+    def with_room(self, megabytes):
+        """For once the keeper has so much."""
+        def again(**room):
+            self.keeper.terminate()
+            self.keeper.wait()
+            self.keeper = self.keep(**room)
+
+        again(megabytes=megabytes, received=megabytes)
+        try:
+            yield
+        finally:
+            again()
 
 
 @step
@@ -130,6 +144,22 @@ def cluster(place):
     if os.geteuid() == 0:
         place.actor("cluster", **user(STRANGER))
     place.unused()
+
+
+@step
+def attaches(place):
+    with place.with_room(600):
+        place.actor("attaches")
+        place.unused()
+
+
+@step
+def shares(place):
+    """No user but root takes more than half of the space that others have left."""
+    if os.geteuid() != 0:
+        return
+    with place.with_room(100), place.beside("half", **user(STRANGER)):
+        place.actor("quarter", **user(STRANGER - 1))
 
 
 @step

@@ -449,6 +449,103 @@ static void reopens(const char *name) {
     }
 }
 
+enum { LARGE = 512 << 20 };
+static imc_lkid_t beside_set;
+static volatile int attached, turned;
+
+/* Of the large region, how much this process has by now, in percent. */
+static long held(void) {
+    FILE *file = fopen("/proc/self/status", "r");
+    char line[256];
+    long kilobytes = 0;
+    TRUE(file);
+    while (fgets(line, sizeof line, file))
+        sscanf(line, "RssShmem: %ld", &kilobytes);
+    fclose(file);
+    return kilobytes * 100 / (LARGE >> 10);
+}
+
+/* Turns of a lock that begin and end while the region is being attached. */
+static void *beside(void *unused) {
+    while (!attached) {
+        long before = held();
+        IS(0, imc_lkacquire(beside_set, 0, 0, IMC_LOCKWAIT));
+        IS(0, imc_lkrelease(beside_set, 0));
+        turned += before >= 5 && held() <= 95;
+    }
+    return unused;
+}
+
+/* What one thread attaches holds up no call of another one. (It may have been without a processor meanwhile, but not each time.) */
+static void attaches(void) {
+    int one = 1;
+    imc_asid_t id;
+    caddr_t from;
+    IS(0, imc_lkalloc(KEY, &one, IMC_LKU, 0, &beside_set));
+    for (int round = 0; round < 20 && !turned; round++) {
+        pthread_t thread;
+        attached = 0;
+        IS(0, imc_asalloc(KEY, LARGE, IMC_URW, 0, &id, 0));
+        TRUE(!pthread_create(&thread, NULL, beside, NULL));
+        IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+        attached = 1;
+        TRUE(!pthread_join(thread, NULL));
+        IS(0, imc_asdetach(id));
+        IS(0, imc_asdealloc(id));
+    }
+    TRUE(turned);
+}
+
+/* Of a space of 100 MB that other users have taken nothing of: half, and no more. */
+static void half(void) {
+    imc_asid_t id;
+    IS(IMC_MCFULL, imc_asalloc(KEY + 1, 51 << 20, IMC_URW, 0, &id, 0));
+    IS(0, imc_asalloc(KEY + 1, 50 << 20, IMC_URW, 0, &id, 0));
+    IS(IMC_MCFULL, imc_asalloc(KEY + 2, PAGE, IMC_URW, 0, &id, 0));
+    puts("ready");
+    fflush(stdout);
+    pause();
+}
+
+/* The next one has half of what is left; root all of it. */
+static void quarter(void) {
+    imc_asid_t id;
+    IS(IMC_MCFULL, imc_asalloc(KEY + 3, 26 << 20, IMC_URW, 0, &id, 0));
+    IS(0, imc_asalloc(KEY + 3, 25 << 20, IMC_URW, 0, &id, 0));
+}
+
+enum { MUCH = 400 << 20 };
+
+/* Between hosts: a coherent region with all of it written, at all hosts. */
+static void fills(void) {
+    static char page[1 << 16];
+    imc_asid_t id;
+    caddr_t to;
+    int errors = imc_rderrcnt_mr(0);
+    IS(0, imc_asalloc(KEY, MUCH, IMC_URW, IMC_COHERENT, &id, 0));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    for (long at = 0; at < MUCH; at += sizeof page) {
+        memset(page, 1 + at / (long)sizeof page % 255, sizeof page);
+        IS(0, imc_bcopy(page, to + at, sizeof page, 1, 0));
+    }
+    IS(0, imc_ckerrcnt_mr(&errors, 0));
+    puts("ready");
+    fflush(stdout);
+    pause();
+}
+
+/* On a host that has come behind that: all of it. */
+static void finds(void) {
+    imc_asid_t id;
+    caddr_t from;
+    IS(0, imc_asalloc(KEY, MUCH, IMC_URW, IMC_COHERENT, &id, 0));
+    puts("ready");
+    fflush(stdout);
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    for (long at = 0; at < MUCH; at += PAGE)
+        IS(1 + at / (1 << 16) % 255, (unsigned char)from[at]);
+}
+
 /* Says something to a keeper, and shows what it answers. An abstract name begins with @. */
 static void says(const char *name, const char *text) {
     int end = connected(name);
@@ -504,6 +601,16 @@ int main(int count, char **words) {
         pair(words[2], words[3], !strcmp(word, "first"));
     else if (!strcmp(word, "owner") || !strcmp(word, "stranger"))
         permissions(!strcmp(word, "owner"));
+    else if (!strcmp(word, "attaches"))
+        attaches();
+    else if (!strcmp(word, "half"))
+        half();
+    else if (!strcmp(word, "quarter"))
+        quarter();
+    else if (!strcmp(word, "fills"))
+        fills();
+    else if (!strcmp(word, "finds"))
+        finds();
     else if (!strcmp(word, "forks"))
         forks();
     else if (!strcmp(word, "cancelled"))

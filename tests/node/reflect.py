@@ -475,6 +475,29 @@ def scenes(ground):
 
     scene("the Memory Channel API on two hosts", memory_channel, "ab")
 
+    def hands_over(name, _, *hosts):
+        """What reflects on the second host is begun anew; the first one's service is stopped before that one has all that was written."""
+        first, second = hosts
+        with imc_actor() as start:
+            fills = start(first, "fills")
+            fills.hears("ready")
+            before = run(second)
+            os.kill(reflects(second)[0]["pid"], signal.SIGKILL)
+            until(lambda: run(second) not in (0, before), "the next one")
+            all_in(hosts)
+            finds = start(second, "finds")
+            finds.hears("ready")
+            os.kill(first.service.process.pid, signal.SIGTERM)
+            says(finds, "ok")
+            until(lambda: first.service.process.poll() is not None, "the service to end")
+            fills.process.kill()
+            fills.process.communicate()
+        first.run(hosts, first.more)
+        all_in(hosts)
+        note(name, "all is there", "")
+
+    scene("a service hands contents over before it ends", hands_over, "ab")
+
     def rail_dies(name, program, *hosts):
         """No packet passes on one of two rails: what was under way there goes by the other one."""
         actors = all_of(program, hosts)

@@ -131,7 +131,12 @@ int imc_api_init(unsigned long *reserved);
 
 /* The region of this key, made by its first user; whole pages (of 4,096 bytes), flag 0 or IMC_COHERENT. Rail 0 is the only one that regions can be on. */
 int imc_asalloc(imc_key_t key, imc_size_t bytes, imc_perm_t permission, int flag, imc_asid_t *id, int logical_rail);
-/* Attaches it: flag 0, or IMC_LOOPBACK for IMC_TRANSMIT. What is received can't be stored to; what is transmitted is not to be loaded from. */
+/* Attaches it: flag 0, or IMC_LOOPBACK for IMC_TRANSMIT. What is received can't be stored to; what is transmitted is not to be loaded from. Between
+ * hosts nothing is mapped where a region is transmitted: what a program stores there arrives, in whatever form (on x86-64), but the kernel can't write
+ * there for it: read, recv, getrandom and the like fail with EFAULT, as they succeed on one host. Have them write elsewhere, and imc_bcopy from there.
+ * A coherent region's contents may be on their way to this host: it waits for them, as long as any come (otherwise IMC_TIMEOUT after 30 s); other calls of
+ * the process do not wait for that. IMC_LATEJOIN: the hosts that had all of them have gone (chosen); once all who use it have given it back it can be
+ * allocated anew. */
 int imc_asattach(imc_asid_t id, imc_dir_t direction, int mode, int flag, caddr_t *address);
 /* To one other host of the cluster alone. IMC_BADHOST: there is none of that name; IMC_PTPERR: it is this one. */
 int imc_asattach_ptp(imc_asid_t id, int mode, int flag, char *host, caddr_t *address);
@@ -144,7 +149,8 @@ long imc_bcopy(void *source, void *destination, long bytes, long dest_write_only
 /* Errors of a rail; negative while they are counted: call again. Or IMC_BADRAIL, IMC_NOTINIT, which are negative too. */
 int imc_rderrcnt_mr(int logical_rail);
 /* IMC_SUCCESS if none has happened since, and all hosts have all that this process has written (it waits for that); otherwise IMC_MC_ERROR, and the
- * count is the new one. */
+ * count is the new one. IMC_LATEJOIN as long as the process uses a region whose contents are lost: writing again mends nothing. IMC_NOTINIT: the keeper
+ * that this process has joined has gone, and with it its regions and locks. */
 int imc_ckerrcnt_mr(int *count, int logical_rail);
 int imc_rderrcnt(void);
 int imc_ckerrcnt(int *count);
