@@ -7,19 +7,24 @@
 mod connection;
 mod handshake;
 
+use std::collections::VecDeque;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use ringlet_disk::{READERS, Reader, Source};
+use ringlet_linux::meet;
 
-/// Connections at a time, with those that are not beyond their greeting yet.
+/// Connections at a time, with those that are not beyond their greeting yet: where there are as many, the oldest of those makes way.
 const CONNECTIONS: usize = 2 * READERS;
+/// It has so long for that.
+const MAKES_WAY: Duration = Duration::from_millis(100);
 /// Where there is no descriptor, or thread, for another one it is tried again so soon.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -31,8 +36,9 @@ pub struct Export<'a> {
     source: Source,
     /// One that no connection has just now.
     idle: Mutex<Option<Reader>>,
-    /// Those that have a reader.
+    /// Those that have a reader; and those that have not yet, the oldest one first.
     served: Mutex<Vec<Arc<UnixStream>>>,
+    greeted: Mutex<VecDeque<Arc<UnixStream>>>,
     connections: AtomicUsize,
     say: &'a (dyn Fn(&str) + Sync),
 }
@@ -54,6 +60,7 @@ impl Export<'_> {
                 break;
             }
             drop(served);
+            ensure!(!has_gone(stream), "it has gone");
             thread::sleep(LOOK_AGAIN);
         }
         let opened = || {
@@ -61,11 +68,44 @@ impl Export<'_> {
             let idle = locked(&self.idle).take();
             idle.map_or_else(|| self.source.open(), Ok)
         };
-        opened().inspect_err(|_| self.forget(stream))
+        let opened = opened().inspect_err(|_| self.forget(stream))?;
+        self.is_met(stream);
+        Ok(opened)
     }
 
     fn forget(&self, stream: &Arc<UnixStream>) {
         locked(&self.served).retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    fn is_met(&self, stream: &Arc<UnixStream>) {
+        locked(&self.greeted).retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    /// A place for one more connection, if there is one.
+    fn place(&self, stream: &Arc<UnixStream>) -> bool {
+        // ORDER: Relaxed: a count, to which this thread alone adds.
+        let is_full = || self.connections.load(Ordering::Relaxed) >= CONNECTIONS;
+        if is_full() {
+            // (Whoever says nothing would keep everybody else out; and who has something to say has said it soon.)
+            if let Some(oldest) = locked(&self.greeted).pop_front() {
+                let _ = oldest.shutdown(Shutdown::Both);
+            }
+            let began = Instant::now();
+            while is_full() && began.elapsed() < MAKES_WAY {
+                thread::sleep(LOOK_AGAIN);
+            }
+        }
+        let has_place = !is_full();
+        if has_place {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+            locked(&self.greeted).push_back(stream.clone());
+        }
+        has_place
+    }
+
+    fn end(&self, stream: &Arc<UnixStream>) {
+        self.is_met(stream);
+        self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn meet(&self, stream: &Arc<UnixStream>) -> io::Result<()> {
@@ -94,27 +134,28 @@ fn has_gone(stream: &UnixStream) -> bool {
 /// Shows a disk to all that connect, each with a seat of its own, for ever; `say` is told what they can only be told a number of.
 pub fn serve(listener: &UnixListener, disk: Reader, say: &(dyn Fn(&str) + Sync)) -> ! {
     let (source, connections) = (disk.source(), AtomicUsize::new(0));
-    let (idle, served) = (Mutex::new(Some(disk)), Mutex::default());
-    let export = Export { source, idle, served, connections, say };
+    let (idle, served, greeted) = (Mutex::new(Some(disk)), Mutex::default(), Mutex::default());
+    let export = Export { source, idle, served, greeted, connections, say };
+    // WHY: what a client passes would be closed by us, which can take as long as it likes.
+    meet::admit_descriptors(listener.as_raw_fd(), false);
     thread::scope(|scope| {
         loop {
             let Ok((stream, _)) = listener.accept() else {
                 thread::sleep(RETRY);
                 continue;
             };
-            // ORDER: Relaxed: a count.
-            if export.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
-                export.connections.fetch_sub(1, Ordering::Relaxed);
+            let (export, stream) = (&export, Arc::new(stream));
+            if !export.place(&stream) {
                 continue;
             }
-            let export = &export;
+            let met = stream.clone();
             let meets = move || {
                 // (What a client does wrong ends its connection.)
-                let _ = export.meet(&Arc::new(stream));
-                export.connections.fetch_sub(1, Ordering::Relaxed);
+                let _ = export.meet(&met);
+                export.end(&met);
             };
             if thread::Builder::new().spawn_scoped(scope, meets).is_err() {
-                export.connections.fetch_sub(1, Ordering::Relaxed);
+                export.end(&stream);
             }
         }
     })

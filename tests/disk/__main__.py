@@ -182,9 +182,14 @@ def strangers(place, seed):
             require(client.pread(MB, 0) == last, "a write has come late")
         require(path.read_bytes() == last, "other bytes in the file")
         silent = [socket.socket(socket.AF_UNIX) for _ in range(80)]
-        for each in silent:
+        for at, each in enumerate(silent):
             each.connect(str(reader.socket))
+            # (Some have begun.)
+            each.send(begins[:4 * (at % 2)])
         require(client.pread(4, 0) == last[:4], "it is not served beside silent ones")
+        with_more = connect(reader.uri)
+        require(with_more.pread(4, 0) == last[:4], "nobody else is served beside silent ones")
+        require(client.pread(4, 0) == last[:4], "it had to make way")
         for each in silent:
             each.close()
 
