@@ -3,7 +3,8 @@
     python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--mode seq] [--debug] [--tables] [--upcxx DIR] [--ringlet PATH] [TEST...]
 
 DIR is an unpacked release of GASNet-EX (gasnet.lbl.gov), 2025.8.0 for example. It is built in --build, or in a folder that is removed afterwards.
-AMUDP is replaced by variables of make, for which udp-conduit's makefiles have a place. With --upcxx, the sources of UPC++ (upcxx.lbl.gov, 2020.10.0
+AMUDP is replaced by variables of make, for which udp-conduit's makefiles have a place. PATH is an installation's bin/ringlet, which is used where it
+is, or a build's release/ringlet; nothing of ringlet is built here. With --upcxx, the sources of UPC++ (upcxx.lbl.gov, 2020.10.0
 for example), that is built on it instead, and its own tests are run.
 
 With --tables it is built with its AMUDP too, and as smp-conduit, and all are measured by turns, between two processes. What the table compares: over
@@ -130,12 +131,12 @@ def passes(build, test, count):
 class Upcxx:
     """UPC++ on GASNet on ringlet, in the same folder; it is told by its makefiles' pass-through of GASNet's variables of make."""
 
-    def __init__(self, sources, gasnet, ours):
+    def __init__(self, sources, gasnet, ours, prefix):
         self.sources, self.folder, self.variables = sources, ours.folder.parent / "upcxx", ours.variables
         # (It has these two; each program is compiled for one of them.)
         self.threads = "par" if ours.mode == "par" else "seq"
         # (Its programs are started by nothing else.)
-        self.launcher = ours.folder.parent / "installed/usr/bin/amudprun"
+        self.launcher = prefix / "bin/amudprun"
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "Makefile").exists():
             options = [f"--with-gasnet={gasnet}", f"--prefix={self.folder}/installed", "--with-default-network=udp", "--disable-auto-conduit-detect"]
@@ -159,6 +160,21 @@ class Upcxx:
         said = done.stdout + done.stderr
         right = not done.returncode and "SUCCESS" in said and not re.search(r"ERROR|FATAL|FAIL", said)
         return None if right else f"status {done.returncode} {said[-300:]}"
+
+
+def installed(ringlet, folder):
+    """The prefix of an installation: that of this program, or one that is made of a build's."""
+    release = ringlet.resolve().parent
+    prefix = release.parent
+    if all((prefix / part).exists() for part in ("include/amudp_const.h", "include/amudp.h", "lib/libringlet.so", "bin/amudprun")):
+        return prefix
+    # (`make install` would build what is missing.)
+    wants = [release / name for name in ("ringlet", "libringlet_preload.so", "libringlet_native.so", "libringlet_native.a", "libimc.so", "libringlet_shmem.so")]
+    if missing := [str(path) for path in wants if not path.exists()]:
+        sys.exit(f"{ringlet} is of no installation with the native library and its headers, nor of a whole build: there is no {', '.join(missing)} (make build)")
+    command = ["make", "-s", "-C", ROOT, "install", f"TARGET={prefix}", f"DESTDIR={folder}/installed", "PREFIX=/usr"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / "installed/usr"
 
 
 def tables(builds, rounds):
@@ -208,12 +224,10 @@ def main():
         return 77
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.build or Path(temporary)).resolve()
-        prefix = folder / "installed/usr"
-        subprocess.run(["make", "-s", "-C", ROOT, "install", f"TARGET={options.ringlet.resolve().parent.parent}", f"DESTDIR={folder}/installed",
-                        "PREFIX=/usr"], check=True, stdout=subprocess.DEVNULL)
+        prefix = installed(options.ringlet, folder)
         sources = options.sources.resolve()
         ours = Build("ringlet", sources, folder, prefix, options.debug, options.mode)
-        language = Upcxx(options.upcxx.resolve(), sources, ours) if options.upcxx else None
+        language = Upcxx(options.upcxx.resolve(), sources, ours, prefix) if options.upcxx else None
         found = UPCXX.split() if language else ours.tests([test for test, _, _ in TABLES] if options.tables else ())
         if options.tables:
             others = [("amudp", False), ("smp", True), ("ringlet", True)]

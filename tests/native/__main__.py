@@ -318,6 +318,27 @@ def services_in_the_background(place):
     death_scene(place, "background")
 
 
+@check
+def gasnet_on_an_installation(place):
+    """GASNet's tests take an installed ringlet as it is, and build nothing of one that is neither installed nor built."""
+    folder = place.directory / "gasnet"
+    (folder / "sources/udp-conduit").mkdir(parents=True)
+    (folder / "tools").mkdir()
+    alone = folder / "alone/ringlet"
+    alone.parent.mkdir()
+    for path, says in ((folder / "sources/configure", "configured"), (alone, "no ringlet"), *((folder / "tools" / tool, "built") for tool in ("make", "cargo"))):
+        path.write_text(f"#!/bin/sh\necho {says} >> {folder}/said\nexit 1\n")
+        path.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder / 'tools'}:{os.environ['PATH']}"}
+    for ringlet, is_none in ((place.root / "usr/bin/ringlet", False), (alone, True)):
+        command = [sys.executable, ROOT / "tests/gasnet", "--sources", folder / "sources", "--build", folder / f"build-{ringlet.parent.name}", "--ringlet", ringlet]
+        done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=600)
+        require(done.returncode == 1 and ("a whole build" in done.stderr) == is_none, done.stderr)
+    logs = [path.read_text() for path in folder.glob("build-*/*/log")]
+    said = (folder / "said").read_text().splitlines()
+    require(said == ["configured"] and len(logs) == 1, f"{said} {logs}")
+
+
 def unix_socket():
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
