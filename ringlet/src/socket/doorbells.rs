@@ -175,12 +175,13 @@ pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
 
 /// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
 fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
-    // One may be for another waiter, who has not yet come to what stands there.
-    if others_wait(socket, end, mine) || may_sleep_on(socket) || !end_rests(socket) {
-        return false;
-    }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
     let Ok(waiting) = tcp::unread(socket.fd()) else { return true };
+    // One may be for another waiter, who has not yet come to what stands there.
+    let leaves = || others_wait(socket, end, mine) || may_sleep_on(socket) || !end_rests(socket);
+    if waiting != 0 && leaves() {
+        return false;
+    }
     // (Where nothing is counted there may be an urgent byte, behind a mark.)
     let bells = end.rx.mark_ahead(ring).is_none() && !channel::is_told(socket);
     if bells {

@@ -86,6 +86,7 @@ fn add(
     watch.adopted.set(0);
     watch.dormant.set(0);
     // What an earlier user of this entry had seen is nothing to this one.
+    watch.rests.end();
     watch.seen.set(0);
     watch.seen_received.set(0);
     watch.seen_ends.set(0);
@@ -109,7 +110,6 @@ fn add(
     let ours = our_event(watch, socket, event.events);
     if let Err(error) = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(ours)) {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
-    watch.rests.end();
         return Err(error);
     }
     watch.set.set(set_index);

@@ -14,8 +14,8 @@ pub(super) fn heat(set: &Set, watch: &Watch, held: bool) {
         return set.all_hot.set(1);
     }
     let index = set::index_of(watch);
-    watch.hot.set(1);
     watch.rests.end();
+    watch.hot.set(1);
     append(set, index, watch);
     set.hot_count.add(1);
 }
@@ -69,6 +69,11 @@ pub(super) fn rest(set: &Set, watch: &Watch, wish: impl FnOnce(), found: impl Fn
 
 /// Takes a watch off the hot list for good. Set lock held.
 pub(super) fn cool(set: &Set, watch: &Watch) {
+    watch.rests.end();
+    unlist(set, watch);
+}
+
+fn unlist(set: &Set, watch: &Watch) {
     if watch.hot.is() {
         unlink(set, watch);
         watch.hot.set(0);
@@ -82,11 +87,6 @@ pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Soc
     for _ in 0..set.hot_count.get() {
         if index == 0 {
             break;
-    watch.rests.end();
-    unlist(set, watch);
-}
-
-fn unlist(set: &Set, watch: &Watch) {
         }
         let watch = set::watch_at(index);
         let socket = tables.sockets.at(watch.socket.get() as usize);

@@ -264,8 +264,6 @@ pub(super) fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
     }
 }
 
-#[inline(always)]
-pub(super) fn has_neighbours(set: &Set) -> bool {
 /// Doorbells of this socket, which were counted before, are about to be taken: each set in which a watch rests, and so counts on one of them,
 /// looks at it again first. False: one of these sets is at work, and the doorbells must stay. (Who holds the receive lock can't wait for a set's.)
 pub fn end_rests(socket: &Socket) -> bool {
@@ -282,6 +280,8 @@ pub fn end_rests(socket: &Socket) -> bool {
     })
 }
 
+#[inline(always)]
+pub(super) fn has_neighbours(set: &Set) -> bool {
     set.neighbours.load(Ordering::Relaxed) != 0
 }
 

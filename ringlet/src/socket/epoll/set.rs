@@ -154,9 +154,9 @@ pub struct Watch {
     pub(super) linked: P64,
     /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
     pub(super) marked: P32,
-}
     /// It is not on the hot list, and counts on a doorbell.
     pub(super) rests: Rest,
+}
 
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
