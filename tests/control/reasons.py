@@ -109,10 +109,18 @@ def turn():
         except BlockingIOError:
             time.sleep(0.001)
 """
-ONE_SHOT = """fresh:
-end.setblocking(False)
+# By a set that is a parent's too, who lives.
+ONE_SHOT = """first:
 poll, mask = select.epoll(), select.EPOLLIN | select.EPOLLONESHOT
-poll.register(end, mask)
+forked = os.fork()
+if forked:
+    end.close()
+    os.waitpid(forked, 0)
+    os._exit(0)
+def connect():
+    end.connect(address)
+    end.setblocking(False)
+    poll.register(end, mask)
 def turn():
     poll.modify(end, mask)
     end.send(b"x")

@@ -1605,6 +1605,85 @@ pub const CASES: &[Case] = &[
     .packets_too()
     .each_side(),
     pair(
+        "readiness/oneshot_since_before_the_move",
+        "a connection that is watched by one-shot, and armed at each of its calls, moves, and is told of once",
+        |a| {
+            let end = a.fresh();
+            a.sync();
+            a.warm(end);
+            for _ in 0..2 {
+                a.sync();
+                end.send(b"x");
+                a.sync();
+                end.send(b"y");
+                a.sync();
+            }
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.fresh();
+            let sets = [ONESHOT, ONESHOT | ET].map(|how| Set::on(end, IN | how));
+            b.sync();
+            b.warm(end);
+            for set in sets {
+                set.expect_none();
+            }
+            for _ in 0..2 {
+                b.sync();
+                for set in sets {
+                    set.expect();
+                }
+                b.sync();
+                end.until_unread(2);
+                for set in sets {
+                    set.expect_none();
+                    set.modify(end.0, IN | ONESHOT, 2).expect("epoll_ctl");
+                    set.expect();
+                    set.expect_none();
+                }
+                end.recv(4);
+                for set in sets {
+                    set.modify(end.0, IN | ONESHOT, 1).expect("epoll_ctl");
+                    set.expect_none();
+                }
+                b.sync();
+            }
+            sets[0].remove(end.0).expect("epoll_ctl");
+            end.close();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "readiness/oneshot_told_before_the_move",
+        "a one-shot registration that has told before the connection moves tells nothing until it is armed again",
+        |a| {
+            let end = a.fresh();
+            end.send(b"x");
+            a.sync();
+            a.warm(end);
+            end.send(b"x");
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            let set = Set::on(end, IN | ONESHOT);
+            set.expect();
+            end.recv(1);
+            b.sync();
+            b.warm(end);
+            b.sync();
+            end.until_unread(1);
+            set.expect_none();
+            set.modify(end.0, IN | ONESHOT, 2).expect("epoll_ctl");
+            set.expect();
+            b.sync();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
         "readiness/inside_epoll_since_before_the_move",
         "a thread in epoll_wait since before the move is woken by a hang-up after it",
         hang_up_after_the_move,

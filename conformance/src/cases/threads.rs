@@ -648,6 +648,52 @@ pub const CASES: &[Case] = &[
     .any_path()
     .internet_only(),
     pair(
+        "threads/one_shot_armed_before_it_is_served",
+        "a thread waits, and arms a one-shot registration again before another serves it: the connection moves, and nothing is lost",
+        |a| {
+            let end = a.fresh();
+            a.warm(end);
+            ask_all(end, 5);
+            end.close();
+        },
+        |b| {
+            let end = b.fresh();
+            let (set, over) =
+                (sys::epoll_create().expect("a set"), sys::eventfd(0).expect("an eventfd"));
+            let events = IN | libc::EPOLLONESHOT as u32;
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, over, IN, 1).expect("epoll_ctl");
+            let (tell, hear) = std::sync::mpsc::channel();
+            let waiting = thread::spawn(move || {
+                loop {
+                    let told = sys::epoll_wait(set, 4, -1).expect("epoll_wait");
+                    if told.iter().any(|(data, _)| *data == 1) {
+                        return;
+                    }
+                    sys::epoll_ctl(set, EPOLL_CTL_MOD, end.0, events, 2).expect("epoll_ctl");
+                    tell.send(()).expect("the main thread listens");
+                    thread::sleep(std::time::Duration::from_micros(50));
+                }
+            });
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, events, 2).expect("epoll_ctl");
+            b.warm(end);
+            let mut bytes = 0;
+            'serving: loop {
+                hear.recv().expect("the thread that waits");
+                loop {
+                    match recv(end, 512, MSG_DONTWAIT) {
+                        Ok(got) if got.is_empty() => break 'serving,
+                        Ok(got) => bytes += send_all(end, &got).expect("send"),
+                        Err(_) => break,
+                    }
+                }
+            }
+            record("bytes", bytes);
+            sys::write(over, &1u64.to_ne_bytes()).expect("write");
+            waiting.join().expect("the thread that waits");
+        },
+    )
+    .each_side(),
+    pair(
         "threads/waiters_since_before_the_move",
         "each of three threads that wait in a set since before it had a connection of the ring is told of a message",
         |a| {

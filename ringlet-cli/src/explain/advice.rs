@@ -70,7 +70,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::Stdio => "Let the program use recv and send, or read and write, instead of stdio.",
         Reason::IoUring => "Let the program use epoll or blocking calls instead of io_uring.",
         Reason::OneShot => {
-            "Let the program read or write once between an event of that set and arming it again."
+            "Let the program make the set after the fork, or read or write between an event and arming it again."
         }
         Reason::OwnEpoll => "Let the program make and use its epoll sets by libc's calls.",
         Reason::Around => "Let the program load its libraries without dlmopen and RTLD_DEEPBIND.",

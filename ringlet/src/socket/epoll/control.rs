@@ -2,6 +2,7 @@
 
 use super::arm::want;
 use super::bells::{kick_sleepers, mark, others_sleep};
+use super::elder::is_anothers;
 use super::hot::{cool, heat};
 use super::look::look;
 use super::registration::{
@@ -9,8 +10,8 @@ use super::registration::{
     withdraw,
 };
 use super::set::{
-    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLOUT, EPOLLREAD, Set, Watch, entry, find,
-    is_linked, is_of,
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLREAD, Set, Watch, entry,
+    find, is_linked, is_of,
 };
 use crate::reasons::Reason;
 use crate::socket::table::{Sending, Socket, Tables, tables};
@@ -56,14 +57,37 @@ pub fn control(
         }
         return add(tables, set, set_index, fd, socket, event);
     }
-    fd::epoll_ctl(set.epfd.get() as i32, op, fd, event)?;
-    if let Some((_, watch)) = find(tables, socket, set_index, fd) {
-        match (op, event) {
-            (libc::EPOLL_CTL_MOD, Some(event)) => aim(watch, event),
-            (libc::EPOLL_CTL_DEL, _) => _ = withdraw(watch),
-            _ => {}
-        }
+    let watch = find(tables, socket, set_index, fd);
+    if let (libc::EPOLL_CTL_MOD, Some(event), Some((index, watch))) = (op, event, watch) {
+        return register(set, op, fd, socket, event, (index, watch), || aim(watch, event));
     }
+    fd::epoll_ctl(set.epfd.get() as i32, op, fd, event)?;
+    if let (libc::EPOLL_CTL_DEL, Some((_, watch))) = (op, watch) {
+        withdraw(watch);
+    }
+    Ok(())
+}
+
+/// Registers in the kernel's set what is the kernel's so far; `done` notes it.
+///
+/// By one-shot it is registered under our mark, so that it is known when it has told (`restore`): it may move at any time then. Whoever gets
+/// the mark waits for the set's lock until it is noted.
+fn register(
+    set: &Set,
+    op: i32,
+    fd: i32,
+    socket: &Socket,
+    event: epoll_event,
+    (index, watch): (u32, &Watch),
+    done: impl FnOnce(),
+) -> Sys<()> {
+    let one_shot = event.events & EPOLLONESHOT != 0;
+    let _held = (one_shot || watch.marked.is()).then(|| set.lock.take());
+    let marked = one_shot && !socket.is_kernels_for_good() && !set.given.is() && !is_anothers(set);
+    let data = if marked { mark(index) } else { event.u64 };
+    fd::epoll_ctl(set.epfd.get() as i32, op, fd, Some(epoll_event { u64: data, ..event }))?;
+    watch.marked.set(if marked { data as u32 } else { 0 });
+    done();
     Ok(())
 }
 
@@ -95,8 +119,8 @@ fn add(
     watch.linked.set(0);
     aim(watch, event);
     if !attached {
-        fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
-        watch.set.set(set_index);
+        let (op, of) = (libc::EPOLL_CTL_ADD, (index, watch));
+        register(set, op, fd, socket, event, of, || watch.set.set(set_index))?;
         // (What is connected never does.)
         let listens = || {
             !socket.is_begun()

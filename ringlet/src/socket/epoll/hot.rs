@@ -1,7 +1,9 @@
 //! The hot list of a set: the watches that may be ready or were lately.
 
-use super::set::{self, Set, Watch, watches};
+use super::bells::MARK;
+use super::set::{self, Set, Watch, is_marked_unmoved, watches};
 use crate::socket::table::{Socket, Tables};
+use ringlet_linux::fd::{self, epoll_event};
 
 /// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
 /// next harvest does it.
@@ -27,12 +29,24 @@ pub(super) fn heat_set(tables: &Tables, set: &Set) {
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
             if core::ptr::eq(set::at(watch.set.get()), set) {
+                if is_marked_unmoved(watch) && !watch.disabled.is() {
+                    // Another process has taken what was for us.
+                    arm_again(set, watch);
+                }
                 socket.kernel_tells();
                 watch.again.set(1);
                 heat(set, watch, true);
             }
         }
     }
+}
+
+/// In the kernel's set, in which it was one-shot and told.
+fn arm_again(set: &Set, watch: &Watch) {
+    let event =
+        epoll_event { events: watch.events.get(), u64: MARK | u64::from(watch.marked.get()) };
+    let (epfd, watched) = (set.epfd.get() as i32, watch.fd.get() as i32);
+    let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, Some(event));
 }
 
 pub(super) fn append(set: &Set, index: u32, watch: &Watch) {

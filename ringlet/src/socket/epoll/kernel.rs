@@ -12,7 +12,7 @@ use super::look::{any_ready, count_ready};
 use super::nested::leave;
 use super::order::{IN_ORDER_MOST, note_other, place_of};
 use super::registration::{ASKS_MAX, has_neighbours};
-use super::set::{self, Set, is_of};
+use super::set::{self, Set, is_marked_unmoved, is_of};
 use crate::socket::table::Tables;
 use crate::socket::{context, doorbells};
 use crate::waiting::sleep;
@@ -36,6 +36,38 @@ pub(super) struct Translated {
     /// Something of ours was among it; or of a process with which we share the set.
     pub(super) ours: bool,
     pub(super) foreign: Option<u64>,
+}
+
+/// The program's data in place of our marks, where what the kernel has told is still the kernel's (`control::register`): how many stay. Told
+/// under the set's lock, so that each arming tells once, by the kernel or by us, also while the connection moves.
+pub(super) fn restore(tables: &Tables, set: &Set, told: &mut [epoll_event]) -> usize {
+    let mut kept = 0;
+    for nth in 0..told.len() {
+        let event = told[nth];
+        if let Some(event) =
+            if is_ours(&event) { restored(tables, set, event) } else { Some(event) }
+        {
+            told[kept] = event;
+            kept += 1;
+        }
+    }
+    kept
+}
+
+fn restored(tables: &Tables, set: &Set, event: epoll_event) -> Option<epoll_event> {
+    let Some(watch) = set::find_watch(event.u64 as u32 & WATCH_MASK) else { return Some(event) };
+    let _held = set.lock.take();
+    if watch.marked.get() != event.u64 as u32 || !is_of(watch, set) || !is_marked_unmoved(watch) {
+        return Some(event);
+    }
+    // (What moves just now is told by us, once it is adopted. And another thread may have asked for something else meanwhile.)
+    let moves = tables.sockets.at(watch.socket.get() as usize).is_ours();
+    let events = event.events & (watch.events.get() | (libc::EPOLLERR | libc::EPOLLHUP) as u32);
+    if moves || watch.disabled.is() || events == 0 {
+        return None;
+    }
+    watch.disabled.set(1);
+    Some(epoll_event { events, u64: watch.data.get() })
 }
 
 /// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
@@ -219,10 +251,11 @@ pub(super) fn ask_kernel_since(
             None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
         set.kernel_asked.set(sys::ticks());
-        hear(set, &out[..n]);
+        let kept = restore(tables, set, &mut out[..n]);
+        hear(set, &out[..kept]);
         let told = match beside {
-            true => translate_in_order(tables, set, out, n, asleep, since),
-            false => translate(tables, set, &mut out[..n], asleep),
+            true => translate_in_order(tables, set, out, kept, asleep, since),
+            false => translate(tables, set, &mut out[..kept], asleep),
         };
         if let Some(taken) = told.foreign {
             let passed = pass_on(tables, set, taken, mask);

@@ -4,7 +4,10 @@ use super::bells::{Armed, disarm, kick, register_bells, register_context};
 use super::elder::{has_elder, is_anothers};
 use super::hot::cool;
 use super::registration::{count_neighbour, is_neighbour, withdraw};
-use super::set::{self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, watches, watches_any};
+use super::set::{
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, watches,
+    watches_any,
+};
 use crate::socket::context;
 use crate::socket::table::{Known, Socket, Tables, lookup, tables, tables_for_new};
 use ringlet_core::sync::Ordering;
@@ -52,12 +55,14 @@ fn give_back(tables: &Tables, index: u32, gives: impl Fn(&'static Socket) -> boo
     let set = set::at(index);
     for socket in tables.followed() {
         let of_set = |watch: &Watch| watch.set.get() == index;
-        if !watches(tables, socket).any(|(_, watch)| of_set(watch)) || !gives(socket) {
+        if !watches(tables, socket).any(|(_, watch)| of_set(watch)) {
             continue;
         }
+        let gives = gives(socket);
         let _registering = socket.registering.take();
-        let adopted = |watch: &Watch| of_set(watch) && watch.adopted.is();
-        for (_, watch) in watches(tables, socket).filter(|(_, watch)| adopted(watch)) {
+        let ours = |watch: &Watch| gives && watch.adopted.is() || is_marked_unmoved(watch);
+        let ours = |watch: &Watch| of_set(watch) && ours(watch);
+        for (_, watch) in watches(tables, socket).filter(|(_, watch)| ours(watch)) {
             register_natively(set, watch);
             count_neighbour(set, watch, watch.set.is() && is_neighbour(socket));
         }
@@ -82,9 +87,11 @@ fn register_natively(set: &Set, watch: &Watch) {
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
-    if let Some(_held) = set.lock.take() {
+    let held = set.lock.take();
+    if held.is_some() {
         cool(set, watch);
     }
+    watch.marked.set(0);
     let how = if events & EPOLLEXCLUSIVE != 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
     let event = epoll_event { events, u64: watch.data.get() };
     let _ = fd::epoll_ctl(epfd, how, watched, Some(event));

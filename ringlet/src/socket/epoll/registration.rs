@@ -6,7 +6,7 @@ use super::elder::has_elder;
 use super::hot::{cool, heat};
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, Set,
-    Watch, free, is_of, other_place, others_of, watches,
+    Watch, free, is_marked_unmoved, is_of, other_place, others_of, watches,
 };
 use crate::lock::Held;
 use crate::socket::context;
@@ -149,14 +149,16 @@ pub fn watched_by_sleepers(socket: &Socket) -> bool {
 }
 
 /// Before a socket is attached: its registrations stay as they are as long as the result is held. `None`, and it can't be attached now, if one
-/// of them is one-shot and armed: a thread may have it from the kernel already, on its way to the program, and it must not be told twice. One
-/// that was told is safe, until the program arms it again.
+/// of them is one-shot, armed, and not under our mark: a thread may have it from the kernel already, on its way to the program, and it must not
+/// be told twice. One that was told is safe, until the program arms it again.
 pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
     let tables = tables()?;
     let held = socket.registering.take()?;
     let armed = |(_, watch): (u32, &Watch)| {
         let epfd = set::at(watch.set.get()).epfd.get() as i32;
-        watch.events.get() & EPOLLONESHOT != 0 && fd::epoll_armed(epfd, watch.fd.get() as i32)
+        watch.events.get() & EPOLLONESHOT != 0
+            && !is_marked_unmoved(watch)
+            && fd::epoll_armed(epfd, watch.fd.get() as i32)
     };
     (!watches(tables, socket).any(armed)).then_some(held)
 }
@@ -170,7 +172,7 @@ pub fn adopt(socket: &Socket, _registering: Held<'_>, want: impl Fn(&Socket, boo
         let set = set::at(set_index);
         let epfd = set.epfd.get() as i32;
         let watched = watch.fd.get() as i32;
-        if watch.events.get() & EPOLLONESHOT != 0 {
+        if watch.events.get() & EPOLLONESHOT != 0 && !is_marked_unmoved(watch) {
             watch.disabled.set(1);
         }
         prepare(set, set_index);

@@ -152,7 +152,8 @@ pub struct Watch {
     pub(super) again: P32,
     /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
     pub(super) linked: P64,
-    /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
+    /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it. 0: under
+    /// the program's data.
     pub(super) marked: P32,
     /// It is not on the hot list, and counts on a doorbell.
     pub(super) rests: Rest,
@@ -330,6 +331,11 @@ pub(super) fn free(index: u32, watch: &Watch) {
 /// Set lock held, under which no thread takes it out, and so none closes what it watches.
 pub(super) fn is_of(watch: &Watch, set: &Set) -> bool {
     core::ptr::eq(at(watch.set.get()), set)
+}
+
+/// Registered by one-shot under a mark, and still the kernel's: `disabled` says whether it has told.
+pub(super) fn is_marked_unmoved(watch: &Watch) -> bool {
+    watch.marked.is() && !watch.adopted.is() && watch.events.get() & EPOLLONESHOT != 0
 }
 
 pub(super) fn is_linked(watch: &Watch) -> bool {

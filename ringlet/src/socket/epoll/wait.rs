@@ -4,7 +4,7 @@ use super::arm::{arm, beside_kernel};
 use super::bells::{disarm, kick_sleepers, others_sleep};
 use super::elder::pass_on;
 use super::harvest::{ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at};
-use super::kernel::{ask_kernel, ask_kernel_since, translate};
+use super::kernel::{ask_kernel, ask_kernel_since, restore, translate};
 use super::look::any_ready;
 use super::nested::leave;
 use super::order::{IN_ORDER_MOST, merge_others};
@@ -250,7 +250,8 @@ pub fn end_native(set_index: u32) {
 pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
     let Some(tables) = tables() else { return out.len() };
     let set = set::at(set_index);
-    let told = translate(tables, set, out, None);
+    let kept = restore(tables, set, out);
+    let told = translate(tables, set, &mut out[..kept], None);
     if let Some(taken) = told.foreign {
         let _ = pass_on(tables, set, taken, None);
     }
