@@ -355,6 +355,135 @@ pub fn make_io_uring() {
     }
 }
 
+/// The same, kept, by a system call that no library sees.
+pub fn own_io_uring() -> Fd {
+    let mut parameters = [0u8; 256];
+    // SAFETY: struct io_uring_params is shorter.
+    unsafe { own_call(libc::SYS_io_uring_setup, [4, parameters.as_mut_ptr() as usize, 0]) as Fd }
+}
+
+/// Reads by such a call.
+pub fn own_read(fd: Fd, len: usize) -> R<Vec<u8>> {
+    let mut buf = vec![0; len];
+    // SAFETY: a buffer and its length.
+    let got = unsafe { own_call(libc::SYS_read, [fd as usize, buf.as_mut_ptr() as usize, len]) };
+    if got < 0 {
+        return Err(Errno(-got as c_int));
+    }
+    buf.truncate(got as usize);
+    Ok(buf)
+}
+
+/// # Safety
+/// As for the system call.
+#[cfg(target_arch = "x86_64")]
+unsafe fn own_call(number: c_long, [a, b, c]: [usize; 3]) -> isize {
+    let result;
+    // SAFETY: the caller's; the kernel changes these two registers.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c, out("rcx") _, out("r11") _)
+    };
+    result
+}
+
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+unsafe fn own_call(number: c_long, [a, b, c]: [usize; 3]) -> isize {
+    let result;
+    // SAFETY: the caller's.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a as isize => result, in("x1") b, in("x2") c)
+    };
+    result
+}
+
+/// An io_uring made by liburing, as far as cases use one.
+pub struct Uring {
+    ring: Box<[u64; 64]>,
+    submit: unsafe extern "C" fn(*mut u64, c_uint) -> c_int,
+    exit: unsafe extern "C" fn(*mut u64),
+}
+
+pub const URING_WRITE: u8 = 23;
+pub const URING_RECV: u8 = 27;
+
+impl Uring {
+    /// `None`: there is no liburing, or the kernel has no rings.
+    pub fn new() -> Option<Uring> {
+        // SAFETY: C strings.
+        let library = unsafe { libc::dlopen(c"liburing.so.2".as_ptr(), libc::RTLD_NOW) };
+        let find = |name: &std::ffi::CStr| {
+            // SAFETY: a handle, and a C string.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            (!library.is_null() && !found.is_null()).then_some(found)
+        };
+        type Init = unsafe extern "C" fn(c_uint, *mut u64, c_uint) -> c_int;
+        // SAFETY: liburing's functions of these names.
+        let (init, submit, exit) = unsafe {
+            (
+                std::mem::transmute::<*mut libc::c_void, Init>(find(c"io_uring_queue_init")?),
+                std::mem::transmute::<
+                    *mut libc::c_void,
+                    unsafe extern "C" fn(*mut u64, c_uint) -> c_int,
+                >(find(c"io_uring_submit_and_wait")?),
+                std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn(*mut u64)>(find(
+                    c"io_uring_queue_exit",
+                )?),
+            )
+        };
+        let mut ring = Box::new([0; 64]);
+        // SAFETY: its `struct io_uring` is 216 bytes long.
+        (unsafe { init(8, ring.as_mut_ptr(), 0) } == 0).then_some(Uring { ring, submit, exit })
+    }
+
+    /// Fills an operation in.
+    pub fn prepare(&mut self, code: u8, fd: Fd, bytes: *mut u8, len: usize) {
+        // SAFETY: struct io_uring_sq: the mask's place is its third word, the entries' its eighth, and the next one's number the upper half of the
+        // ninth. An entry: code, descriptor, offset, address, length.
+        unsafe {
+            let words = self.ring.as_mut_ptr();
+            let next = words.add(8).cast::<u32>().add(1);
+            let at = (*next & *(*words.add(2) as *const u32)) as usize;
+            let entry = (*words.add(7) as *mut u8).add(at * 64);
+            entry.write_bytes(0, 64);
+            *entry = code;
+            entry.add(4).cast::<c_int>().write(fd);
+            entry.add(16).cast::<usize>().write(bytes as usize);
+            entry.add(24).cast::<u32>().write(len as u32);
+            *next += 1;
+        }
+    }
+
+    /// Hands over what was filled in, and waits until so many are done.
+    pub fn submit(&mut self, wait: u32) -> c_int {
+        // SAFETY: liburing's function with its ring.
+        unsafe { (self.submit)(self.ring.as_mut_ptr(), wait) }
+    }
+
+    /// The result of one that is done.
+    pub fn result(&mut self) -> c_int {
+        // SAFETY: struct io_uring_cq begins at the 14th word: the places of head, tail and mask; its seventh word is that of the entries, of 16
+        // bytes, with the result behind the first 8.
+        unsafe {
+            let words = self.ring.as_mut_ptr().add(13);
+            let head = *words as *mut u32;
+            let at = (*head & *(*words.add(2) as *const u32)) as usize;
+            let result = *((*words.add(6) as *const u8).add(at * 16 + 8).cast::<c_int>());
+            (*head.cast::<std::sync::atomic::AtomicU32>())
+                .fetch_add(1, std::sync::atomic::Ordering::Release);
+            result
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // SAFETY: liburing's function with its ring.
+        unsafe { (self.exit)(self.ring.as_mut_ptr()) }
+    }
+}
+
 /// A set that no library sees, watching one descriptor: an event disarms it.
 pub fn raw_epoll(fd: Fd) -> R<Fd> {
     // SAFETY: no memory is passed.

@@ -9,6 +9,7 @@
 pub mod data;
 mod datagrams;
 pub mod descriptors;
+pub mod uring;
 pub mod waits;
 
 use libc::{c_int, c_ulong};

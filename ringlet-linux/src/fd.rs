@@ -73,6 +73,53 @@ pub fn is_eventfd(fd: i32) -> bool {
     link_starts_with(fd, b"anon_inode:[eventfd]")
 }
 
+pub fn is_socket(fd: i32) -> bool {
+    // SAFETY: zero is a valid struct stat.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: a writable struct stat.
+    unsafe { sys!(SYS_fstat, fd, &raw mut stat) }.is_ok()
+        && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK
+}
+
+pub fn is_io_uring(fd: i32) -> bool {
+    link_starts_with(fd, b"anon_inode:[io_uring]")
+}
+
+/// Has this process an io_uring, beside those `known`? (What can't be looked at is taken for none.)
+pub fn any_io_uring(known: impl Fn(i32) -> bool) -> bool {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let opened = unsafe { sys!(SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags, 0) };
+    let Ok(all) = opened.map(|fd| fd as i32) else { return false };
+    let mut list = [0u8; 1024];
+    let found = loop {
+        // SAFETY: a buffer of its length.
+        let got = unsafe { sys!(SYS_getdents64, all, list.as_mut_ptr(), list.len()) };
+        let Ok(got @ 1..) = got else { break false };
+        if numbers(&list[..got]).any(|fd| !known(fd) && fd != all && is_io_uring(fd)) {
+            break true;
+        }
+    };
+    crate::sys::close(all);
+    found
+}
+
+/// The entries of a list by getdents64 whose names are numbers.
+fn numbers(list: &[u8]) -> impl Iterator<Item = i32> {
+    // struct linux_dirent64: number and offset, 8 bytes each; length, 2; kind, 1; then the name.
+    let mut rest = list;
+    let names = core::iter::from_fn(move || {
+        let len = usize::from(u16::from_ne_bytes([*rest.get(16)?, *rest.get(17)?]));
+        let name = rest.get(19..len)?;
+        rest = &rest[len..];
+        Some(name)
+    });
+    names.filter_map(|name| {
+        let name = name.split(|byte| *byte == 0).next()?;
+        core::str::from_utf8(name).ok()?.parse().ok()
+    })
+}
+
 fn link_starts_with(fd: i32, kind: &[u8]) -> bool {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     write_decimal(&mut path[14..], fd as u32);

@@ -128,10 +128,24 @@ unsafe fn found(
         };
     }
     let found = by_handle();
-    if name.to_bytes().starts_with(b"io_uring_") && found != of_ours {
+    if name.to_bytes().starts_with(b"io_uring_") && found != of_ours && found != 0 {
+        if is_first(ours, name, found) {
+            return Answer::is(of_ours);
+        }
         process::uses_io_uring();
     }
     Answer::is(if objects::is_in(&objects::pieces_of_libc(), found) { of_ours } else { found })
+}
+
+/// Is it what our function of this name goes on to?
+fn is_first(ours: Object, name: &CStr, found: usize) -> bool {
+    let mut first = None;
+    objects::each_loaded(|loaded| {
+        if first.is_none() && !loaded.object.is(&ours) {
+            first = loaded.object.find(name);
+        }
+    });
+    first == Some(found)
 }
 
 /// Does nobody but us and libc have a function of this name, so that whoever asks for it means libc's? A caller that stands in front

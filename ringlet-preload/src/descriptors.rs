@@ -135,46 +135,6 @@ pub unsafe extern "C" fn syscall(
     }
 }
 
-// liburing makes its system calls by itself.
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn io_uring_queue_init(
-    entries: libc::c_uint,
-    ring: *mut c_void,
-    flags: libc::c_uint,
-) -> c_int {
-    process::uses_io_uring();
-    next!(
-        c"io_uring_queue_init",
-        fn(libc::c_uint, *mut c_void, libc::c_uint) -> c_int,
-        entries,
-        ring,
-        flags
-    )
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn io_uring_queue_init_params(
-    entries: libc::c_uint,
-    ring: *mut c_void,
-    parameters: *mut c_void,
-) -> c_int {
-    process::uses_io_uring();
-    next!(
-        c"io_uring_queue_init_params",
-        fn(libc::c_uint, *mut c_void, *mut c_void) -> c_int,
-        entries,
-        ring,
-        parameters
-    )
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn io_uring_setup(entries: libc::c_uint, parameters: *mut c_void) -> c_int {
-    process::uses_io_uring();
-    next!(c"io_uring_setup", fn(libc::c_uint, *mut c_void) -> c_int, entries, parameters)
-}
-
 /// fclose closes by itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {

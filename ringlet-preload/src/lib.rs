@@ -16,6 +16,7 @@ mod next;
 mod objects;
 mod processes;
 mod start;
+mod uring;
 mod waits;
 #[cfg(panic = "abort")]
 mod without_std;

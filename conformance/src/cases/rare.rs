@@ -372,6 +372,68 @@ pub const CASES: &[Case] = &[
     )
     .any_path(),
     pair(
+        "rare/io_uring_of_files",
+        "an io_uring that works on files leaves connections where they are, until it is given one",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a.warm(end);
+            a.sync();
+            end.send(b"for the ring");
+            end.recv_exact(6);
+        },
+        |b| {
+            let end = b.moved();
+            let mut ring = rare::Uring::new();
+            record("a ring", ring.is_some());
+            let file = sys::file_with(b"").expect("a file");
+            let mut bytes = *b"to a file";
+            if let Some(ring) = &mut ring {
+                ring.prepare(rare::URING_WRITE, file, bytes.as_mut_ptr(), bytes.len());
+                record("submit", ring.submit(1));
+                record("written", ring.result());
+            }
+            b.sync();
+            b.warm(end);
+            let mut bytes = [0; 12];
+            if let Some(ring) = &mut ring {
+                ring.prepare(rare::URING_RECV, end.0, bytes.as_mut_ptr(), bytes.len());
+                record("submit", ring.submit(0));
+            }
+            b.sync();
+            match &mut ring {
+                Some(ring) => {
+                    ring.submit(1);
+                    record("received", ring.result());
+                    record("bytes", bytes.to_vec());
+                }
+                None => end.recv_exact(12),
+            }
+            end.send(b"thanks");
+        },
+    ),
+    pair(
+        "rare/io_uring_unseen",
+        "a ring that the program has made by system calls of its own is found before a connection is moved",
+        |a| {
+            let end = a.fresh();
+            a.warm(end);
+            a.sync();
+            end.send(b"for the ring");
+            a.sync();
+        },
+        |b| {
+            let ring = rare::own_io_uring();
+            record("a ring", ring >= 0);
+            let end = b.fresh();
+            b.warm(end);
+            b.sync();
+            b.sync();
+            record("read", rare::own_read(end.0, 100));
+        },
+    )
+    .any_path(),
+    pair(
         "rare/io_uring",
         "in a program that makes an io_uring, system calls of its own see the connection's bytes",
         |a| {

@@ -28,7 +28,7 @@ use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::transfer::wait;
-use super::{budget, carrier, chaos, context, control, memory, moving, view};
+use super::{budget, carrier, chaos, context, control, memory, moving, rings, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -162,6 +162,9 @@ pub fn step_once(socket: &'static Socket) {
     let (calls, before) = (socket.calls.get(), socket.stage());
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };
+    if !off {
+        rings::look_for_others();
+    }
     while matches!(step, Step::AtOnce) {
         step = match pin::keeps_all_on_kernel() {
             // No fork is made from its look at the holders to its end: the child would go on with a connection of the kernel's.
@@ -174,6 +177,7 @@ pub fn step_once(socket: &'static Socket) {
         };
     }
     if socket.stage() == Stage::Attached {
+        rings::look_for_others();
         // ORDER: SeqCst; pairs with `process::happens_behind_our_back`.
         fence(Ordering::SeqCst);
         if let Some((reason, _)) = pin::keeps_all_on_kernel() {

@@ -37,6 +37,7 @@ mod pin;
 pub mod process;
 pub mod readiness;
 mod release;
+pub mod rings;
 mod sides;
 #[cfg(test)]
 mod steps;

@@ -26,7 +26,7 @@ use crate::reasons::Reason;
 use crate::socket::budget;
 use crate::socket::epoll::{life, registration};
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{meet, pin, view};
+use crate::socket::{meet, pin, rings, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
@@ -143,6 +143,7 @@ pub fn move_door(fd: i32) -> bool {
 
 /// May this socket have lanes now? Bars it if it never may.
 fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
+    rings::look_for_others();
     if let Some((reason, for_good)) = pin::keeps_all_on_kernel() {
         if for_good {
             bar(socket, reason);
