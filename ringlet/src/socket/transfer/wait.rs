@@ -196,7 +196,11 @@ fn fall_asleep(
     };
     // As the kernel does it: restarted, unless the call has a timeout.
     let goes_on = || deadline_ns.is_none() && signals::restart();
-    let woken = match sleep::poll(fds, timeout, None, &cancelled) {
+    let mut slept = sleep::poll(fds, timeout, None, &cancelled);
+    if slept == Ok(1) && fds[0].revents == libc::POLLERR {
+        slept = sleep_beside_errors(fds, timeout, &cancelled);
+    }
+    let woken = match slept {
         Err(Errno::EINTR) if goes_on() => return Ok(()),
         other => other?,
     };
@@ -220,6 +224,40 @@ fn fall_asleep(
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// KERNEL: a queue of errors makes a descriptor ready until it is emptied (MSG_ERRQUEUE), which a call that waits does not heed. A set tells only
+/// what is new.
+#[cold]
+fn sleep_beside_errors(
+    fds: &mut [fd::pollfd],
+    timeout: Option<u64>,
+    cancelled: &dyn Fn(),
+) -> Sys<usize> {
+    // (Where there can be no set, the caller looks again at once.)
+    let Ok(set) = fd::epoll_create() else { return Ok(1) };
+    let cancelled = || {
+        sys::close(set);
+        cancelled();
+    };
+    let connection = fds[0];
+    let events = connection.events as u16 as u32 | libc::EPOLLET as u32;
+    let event = libc::epoll_event { events, u64: 0 };
+    let watched = fd::epoll_ctl(set, libc::EPOLL_CTL_ADD, connection.fd, Some(event));
+    // What is there now is told first.
+    let mut told = [libc::epoll_event { events: 0, u64: 0 }];
+    let first = sleep::epoll_wait(set, &mut told, Some(0), None, &cancelled);
+    let slept = match told[0].events & !(libc::EPOLLERR as u32) {
+        0 if watched.is_ok() && first.is_ok() => {
+            fds[0] = fd::pollfd { fd: set, events: libc::POLLIN, revents: 0 };
+            sleep::poll(fds, timeout, None, &cancelled)
+        }
+        _ => Ok(1),
+    };
+    sys::close(set);
+    let revents = fd::pending(connection.fd, connection.events);
+    fds[0] = fd::pollfd { revents, ..connection };
+    slept
 }
 
 /// Whoever is about to sleep on this socket among others: asks to be woken by a byte, which every way of waiting in the
