@@ -5,7 +5,7 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::time::Duration;
 
-use crate::sys::{Errno, Fd, R};
+use crate::sys::{self, Errno, Fd, R};
 
 fn result(ret: isize) -> R<usize> {
     usize::try_from(ret).map_err(|_| {
@@ -757,4 +757,89 @@ impl Room {
         };
         run().err().unwrap_or(0)
     }
+}
+
+/// What a process that has closed itself in may still call.
+#[derive(Clone, Copy)]
+pub enum Calls {
+    /// read, write and the thread's own end.
+    Strict,
+    /// These, and what memory, signals and an end take, by prctl.
+    Filter(&'static [c_long]),
+    /// The same by seccomp.
+    FilterBySyscall(&'static [c_long]),
+}
+
+const ALWAYS: [c_long; 9] = [
+    libc::SYS_exit_group,
+    libc::SYS_exit,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_close,
+    libc::SYS_futex,
+];
+
+/// From now on the process is killed for any other.
+pub fn close_in(calls: Calls) {
+    let step =
+        |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let given = match calls {
+        Calls::Strict => &[][..],
+        Calls::Filter(given) | Calls::FilterBySyscall(given) => given,
+    };
+    // (The number of a call is the first word that a filter is shown.)
+    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    for number in ALWAYS.iter().chain(given) {
+        filter.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, *number as u32, 0, 1));
+        filter.push(step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
+    }
+    filter.push(step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_KILL_PROCESS, 0, 0));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter.
+    let done = unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        match calls {
+            Calls::Strict => libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT),
+            Calls::Filter(_) => {
+                let mode = libc::SECCOMP_MODE_FILTER;
+                libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program)
+            }
+            Calls::FilterBySyscall(_) => {
+                let operation = libc::SECCOMP_SET_MODE_FILTER;
+                libc::syscall(libc::SYS_seccomp, operation, 0, &raw const program) as c_int
+            }
+        }
+    };
+    if done != 0 {
+        // (What could be said of it may be forbidden by now.)
+        sys::exit_now(99);
+    }
+    // The kernel unmaps nothing in strict mode either.
+    std::mem::forget(filter);
+}
+
+/// From now on the process opens no file to read from. (Where the kernel has no Landlock, it does as before.)
+pub fn close_in_by_landlock() {
+    const CREATE_RULESET: c_long = 444;
+    const RESTRICT_SELF: c_long = 446;
+    let read_file = 1u64 << 2;
+    // SAFETY: a struct of one field, which is what the first version knows.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let rules = libc::syscall(CREATE_RULESET, &raw const read_file, size_of::<u64>(), 0);
+        if rules >= 0 {
+            libc::syscall(RESTRICT_SELF, rules, 0);
+            let _ = sys::close(rules as Fd);
+        }
+    }
+}
+
+/// Ends this thread, which is the only one, as strict mode allows.
+pub fn end_thread(status: c_int) -> ! {
+    // SAFETY: does not return.
+    unsafe { libc::syscall(libc::SYS_exit, status) };
+    unreachable!("a thread that has ended")
 }

@@ -141,13 +141,14 @@ pub fn dup_to(edge: &impl Edge, from: c_int, to: c_int) -> Sys<usize> {
 /// Before a number is overwritten: what it named is closed first, if the call will succeed. One of our own descriptors that the
 /// program wants the number of moves away.
 fn make_way(from: c_int, to: c_int) -> Sys<()> {
+    let Some(known) = lookup(to) else { return Ok(()) };
     if from == to || !ringlet_linux::fd::is_open(from) {
         return Ok(());
     }
-    match lookup(to) {
-        Some(Known::Hidden) if !process::make_way(to) => return Err(Errno(libc::EBUSY)),
-        None | Some(Known::Hidden) => {}
-        Some(known) => {
+    match known {
+        Known::Hidden if !process::make_way(to) => return Err(Errno(libc::EBUSY)),
+        Known::Hidden => {}
+        _ => {
             process::before_close(to, known);
         }
     }

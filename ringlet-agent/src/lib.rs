@@ -6,6 +6,7 @@
 #![no_std]
 #![allow(clippy::missing_safety_doc)]
 
+pub mod confine;
 pub mod data;
 mod datagrams;
 pub mod descriptors;
@@ -127,6 +128,9 @@ pub unsafe fn served<E: Edge>(edge: &E, number: i64, [a, b, c, d, e, f]: [usize;
             | libc::SYS_pidfd_getfd
             | libc::SYS_inotify_init1 => descriptors::made(edge),
             libc::SYS_signalfd4 if fd < 0 => descriptors::made(edge),
+            libc::SYS_prctl | libc::SYS_seccomp | confine::LANDLOCK_RESTRICT_SELF => {
+                confine::confine(edge, number, [a, b, c])
+            }
             libc::SYS_io_uring_setup => {
                 process::uses_io_uring();
                 edge.pass_on()

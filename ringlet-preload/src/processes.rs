@@ -1,5 +1,6 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
+use crate::edge::{Call, result};
 use crate::{next, next_of, set_errno};
 use core::arch::naked_asm;
 use core::ptr::null_mut;
@@ -223,6 +224,17 @@ pub extern "C" fn unshare(flags: c_int) -> c_int {
         process::before_split();
     }
     next!(c"unshare", fn(c_int) -> c_int, flags)
+}
+
+/// (What an option does not take is passed on as it is.)
+#[unsafe(no_mangle)]
+pub extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    let call = Call(|| {
+        next!(c"prctl", fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int, option, a, b, c, d)
+            as isize
+    });
+    let args = [option as usize, a as usize, b as usize];
+    result(ringlet_agent::confine::confine(&call, libc::SYS_prctl, args)) as c_int
 }
 
 /// No user or group: that one stays.

@@ -73,6 +73,7 @@ reasons! {
     Lease = 58, "lease", "The network between both ends passes no packets any more (a firewall rule, a link that is down), so this connection waits for it as TCP does.";
     Carried = 59, "carried", "The two ends share no memory, since they are on two hosts or the node service's policy keeps them apart: processes of the service copy between a segment of each.";
     NoFabric = 60, "no-fabric", "The far end is on another host, to which no network carries that the node services know: none is there that beats TCP, none is named, or it does not work.";
+    Sandbox = 61, "sandbox", "The process has closed itself in (a seccomp filter, Landlock), and makes no system call any more that it would not make without ringlet.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }
 

@@ -35,6 +35,23 @@ struct Process {
 
 static PROCESS: Once<Process> = Once::new();
 
+/// The process and its children follow nothing any more (`process::closes_in`).
+static LEFT_ALONE: AtomicU32 = AtomicU32::new(0);
+/// What `Process::alive` says then.
+const NEVER_SEEN: u32 = 3;
+
+/// By the only thread, when nothing is followed any more.
+pub fn leave_alone() {
+    LEFT_ALONE.store(1, Ordering::Relaxed);
+    if let Some(process) = PROCESS.get() {
+        process.alive.store(NEVER_SEEN, Ordering::Relaxed);
+    }
+}
+
+pub fn is_left_alone() -> bool {
+    LEFT_ALONE.load(Ordering::Relaxed) != 0
+}
+
 /// In each child, at its first look: `leave_behind` is called before anything else is done there (in a signal handler perhaps once more),
 /// `after_fork` once. Returns the word that is `SEEN` after that.
 pub fn start(
@@ -67,6 +84,9 @@ const LOOKS_MAX: u32 = 10_000;
 
 #[cold]
 fn become_child(process: &Process) {
+    if is_left_alone() {
+        return;
+    }
     (process.leave_behind)();
     let was_at_it = AT_IT.replace(true);
     // ORDER: Relaxed: of several threads, one does it; the others wait for the store below.

@@ -98,6 +98,57 @@ fn become_cat(end: End) -> i32 {
     127
 }
 
+/// Calls of a program that reads and writes alone, and waits by poll.
+const FEW_CALLS: &[libc::c_long] = &[libc::SYS_read, libc::SYS_write, libc::SYS_poll];
+const WITH_SETS: &[libc::c_long] =
+    &[libc::SYS_read, libc::SYS_write, libc::SYS_epoll_wait, libc::SYS_epoll_ctl];
+const WITH_SOCKETS: &[libc::c_long] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_dup2,
+];
+
+/// Echoes by read and write until the stream ends, each time after `wait`. The sum of what came, by which its parent knows that it was all.
+fn echo_confined(fd: Fd, mut wait: impl FnMut()) -> i32 {
+    let (mut buffer, mut sum) = ([0; 512], 0u8);
+    loop {
+        wait();
+        match sys::read(fd, &mut buffer) {
+            Ok(0) => return i32::from(sum / 4),
+            Ok(n) => {
+                sum = buffer[..n].iter().fold(sum, |sum, byte| sum.wrapping_add(*byte));
+                let mut sent = 0;
+                while sent < n {
+                    sent += sys::write(fd, &buffer[sent..n]).unwrap_or(n);
+                }
+            }
+            Err(_) => return 98,
+        }
+    }
+}
+
+/// Sends what is unread when the peer closes itself in; then asks it, and ends.
+fn ask_confined(a: &mut Side, end: End) {
+    end.send(b"unread before");
+    a.sync();
+    end.recv_exact(13);
+    rounds(end, 300);
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
+/// A child goes on with the connection, and has closed itself in.
+fn confine_child(b: &mut Side, end: End, work: impl FnOnce() -> i32) {
+    b.sync();
+    let child = sys::fork(work);
+    end.close();
+    join(child);
+}
+
 /// More than ringlet notes of a family at a time.
 const MANY_DEAD: u32 = 100;
 
@@ -438,6 +489,134 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "processes/closed_in",
+        "a child that shares a moved connection is killed from then on for any call but read, write and poll",
+        |a| {
+            let end = a.moved();
+            ask_confined(a, end);
+        },
+        |b| {
+            let end = b.moved();
+            confine_child(b, end, || {
+                rare::close_in(rare::Calls::Filter(FEW_CALLS));
+                let code = echo_confined(end.0, || {
+                    let _ = sys::poll(&[(end.0, libc::POLLIN)], -1);
+                });
+                let _ = sys::close(end.0);
+                code
+            });
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/closed_in_before_it_moves",
+        "the same of a connection that was not yet moved, closed in by seccomp",
+        |a| {
+            a.moved();
+            let end = a.fresh();
+            ask_confined(a, end);
+        },
+        |b| {
+            b.moved();
+            let end = b.fresh();
+            confine_child(b, end, || {
+                rare::close_in(rare::Calls::FilterBySyscall(FEW_CALLS));
+                echo_confined(end.0, || {})
+            });
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/closed_in_strictly",
+        "the same in strict mode, where even an end by exit_group kills",
+        |a| {
+            let end = a.moved();
+            ask_confined(a, end);
+        },
+        |b| {
+            let end = b.moved();
+            confine_child(b, end, || {
+                rare::close_in(rare::Calls::Strict);
+                rare::end_thread(echo_confined(end.0, || {}))
+            });
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/closed_in_by_landlock",
+        "the same of one that may open no file any more",
+        |a| {
+            let end = a.moved();
+            ask_confined(a, end);
+        },
+        |b| {
+            let end = b.moved();
+            confine_child(b, end, || {
+                rare::close_in_by_landlock();
+                echo_confined(end.0, || {})
+            });
+        },
+    ),
+    pair(
+        "processes/closed_in_with_a_set",
+        "the same, waiting on a set in which the connection was before",
+        |a| {
+            let end = a.moved();
+            ask_confined(a, end);
+        },
+        |b| {
+            let end = b.moved();
+            confine_child(b, end, || {
+                let set = sys::epoll_create().expect("epoll_create");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, libc::EPOLLIN as u32, 7)
+                    .expect("epoll_ctl");
+                rare::close_in(rare::Calls::Filter(WITH_SETS));
+                let mut wrong = 0;
+                let code = echo_confined(end.0, || {
+                    let told = sys::epoll_wait(set, 4, -1);
+                    let right = told.is_ok_and(|told| {
+                        matches!(told[..], [(7, events)] if events & libc::EPOLLIN as u32 != 0)
+                    });
+                    wrong += i32::from(!right);
+                });
+                if wrong == 0 { code } else { 97 }
+            });
+        },
+    ),
+    pair(
+        "processes/closed_in_and_accepts",
+        "a child that has closed itself in accepts connections, and names them anew",
+        |a| {
+            a.moved();
+            let port = a.hear() as u32;
+            for _ in 0..3 {
+                let end = a.dial(port);
+                rounds(end, 300);
+                end.shutdown(SHUT_WR);
+                end.recv_to_end();
+                end.close();
+            }
+        },
+        |b| {
+            b.moved();
+            let (listener, port) = b.listener();
+            b.tell(i64::from(port));
+            let child = sys::fork(|| {
+                let spare = sys::dup(listener).expect("dup");
+                rare::close_in(rare::Calls::Filter(WITH_SOCKETS));
+                for _ in 0..3 {
+                    let Ok(made) = sys::accept(listener) else { return 96 };
+                    let _ = sys::dup2(made, spare);
+                    let _ = sys::close(made);
+                    echo_confined(spare, || {});
+                    let _ = sys::close(spare);
+                }
+                0
+            });
+            join(child);
+        },
+    ),
     pair(
         "processes/inherited_set",
         "a child waits on a set that it has inherited, while its parent waits there too",

@@ -94,6 +94,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::OwnFiles => {
             "A process whose threads share their descriptors keeps its connections."
         }
+        Reason::Sandbox => {
+            "Nothing to do: its filter may end it for a call of ringlet's. A filter that is set before the program starts lets its connections move."
+        }
         Reason::Paused => "`ringlet on` lets it use shared memory again.",
     })
 }

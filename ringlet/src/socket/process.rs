@@ -3,7 +3,7 @@
 use super::holders::Held;
 use super::in_use::Waiter;
 use super::meeting;
-use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
+use super::pin::{AROUND, BEHIND_OUR_BACK, CLOSED_IN, FOR_GOOD, IO_URING};
 use super::release;
 pub use super::table::borrowed;
 use super::table::{
@@ -91,6 +91,7 @@ pub fn reused(fd: i32) {
 pub fn accepted(fd: i32, listener: i32) {
     let kind = match lookup(listener) {
         Some(Known::Socket(socket)) => Some(socket.kind()),
+        _ if pin::is_closed_in() => None,
         // We have not seen it made: it was inherited.
         _ => carrier::kind_of(fd),
     };
@@ -237,7 +238,8 @@ pub fn before_close(fd: i32, known: Known) -> bool {
     {
         return true;
     }
-    if borrowed() {
+    // (That would be a call which a filter may forbid.)
+    if (LENDS.load(Ordering::Relaxed) != 0 || !pin::is_closed_in()) && borrowed() {
         return true;
     }
     let Some(tables) = tables() else { return true };
@@ -516,8 +518,8 @@ pub fn after_fork() {
     process.spawns.set(0);
     end_withholding(process);
     // Loads of the parent's other threads.
-    if BEHIND_OUR_BACK.load(Ordering::Relaxed) & !(IO_URING | AROUND) != 0 {
-        BEHIND_OUR_BACK.fetch_and(IO_URING | AROUND, Ordering::SeqCst);
+    if BEHIND_OUR_BACK.load(Ordering::Relaxed) & !FOR_GOOD != 0 {
+        BEHIND_OUR_BACK.fetch_and(FOR_GOOD, Ordering::SeqCst);
     }
     context::forget_all(tables, |set, eventfd| epoll::inherit(tables, set, eventfd));
     view::forget(tables);
@@ -776,7 +778,7 @@ fn left_by_the_last(tables: &Tables, socket: &'static Socket) {
 
 /// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)
 pub fn at_exit() {
-    if at_exit_unseen() || borrowed() {
+    if at_exit_unseen() || ends_unheard() || borrowed() {
         return;
     }
     let Some(tables) = tables() else { return };
@@ -821,6 +823,89 @@ pub fn before_credentials(single_threaded: bool) {
     tables.services.part(age);
     tables.holders.part(age, tables.followed().any(|socket| !tables.has_own_end(socket)));
     datagram::part_all(age);
+}
+
+/// Before the process closes itself in: a filter may end it for a system call that it would not make by itself. So its connections go back to the
+/// kernel, as for another program, and nothing is followed any more. Then no call is made here but the program's own.
+///
+/// Where other threads are, these go back too, but stay known until they are closed. (So does what a thread is at work with, or what can't be handed
+/// over, and that still takes calls of ours.)
+pub fn closes_in() {
+    if borrowed() {
+        return;
+    }
+    BEHIND_OUR_BACK.fetch_or(CLOSED_IN, Ordering::SeqCst);
+    // ORDER: as in `happens_behind_our_back`.
+    fence(Ordering::SeqCst);
+    let Some(tables) = tables() else {
+        table::never_begin();
+        return thread::leave_alone();
+    };
+    let moves = |socket: &Socket| socket.stage() == Stage::Attached || socket.has_datagrams();
+    let gives = |socket: &'static Socket| moves(socket) && give(socket, Reason::Sandbox);
+    for number in tables.known_numbers(0, u32::MAX) {
+        if let Some(Known::Set(set)) = lookup(number) {
+            epoll::closes_in(set, gives);
+        }
+    }
+    let mut all = thread::is_alone();
+    for socket in tables.followed() {
+        let gone = (!moves(socket) || gives(socket))
+            && !is_at_work(socket)
+            && !datagram::lanes_ready(socket);
+        if gone && socket.change_stage(Stage::Attached, Stage::KernelForGood) {
+            // (Another thread may have begun to wait there meanwhile.)
+            match is_at_work(socket) {
+                false => release::part_from_segment(tables, socket, true),
+                true => socket.set_stage(Stage::Attached),
+            }
+        }
+        all &= gone;
+    }
+    if all {
+        return forget_all(tables);
+    }
+    for socket in tables.followed().filter(|socket| socket.stage().may_move()) {
+        super::pin(socket, Reason::Sandbox);
+    }
+}
+
+/// Is a thread at it, or a frame that the handler has interrupted in which we are?
+fn is_at_work(socket: &Socket) -> bool {
+    let end = socket.end();
+    socket.sleepers.load(Ordering::SeqCst) != 0
+        || socket.stepping.load(Ordering::SeqCst) != 0
+        || end.receive_lock.is_ours()
+        || end.send_lock.is_ours()
+}
+
+/// Of a process that has closed itself in, and has nothing left on a ring: who shares its ends sees when it is over.
+fn ends_unheard() -> bool {
+    let is_moved = |socket: &'static Socket| socket.stage() == Stage::Attached;
+    pin::is_closed_in() && !tables().is_some_and(|tables| tables.followed().any(is_moved))
+}
+
+/// Nothing is on the ring. This process still counts as one that holds what it shares with others: until it ends they leave that on the kernel.
+fn forget_all(tables: &'static Tables) {
+    for socket in tables.followed() {
+        let own = tables.has_own_end(socket);
+        datagram::release(socket, own);
+        socket.set_stage(Stage::Closing);
+        release::clean_up_as(socket, own, true);
+    }
+    let age = tables.process().age.get();
+    tables.ends.part(age);
+    tables.services.part(age);
+    tables.holders.part(age, false);
+    datagram::part_all(age);
+    for number in tables.known_numbers(0, u32::MAX) {
+        if let Some(Known::Hidden) = lookup(number) {
+            tables.close_hidden(number);
+        }
+    }
+    view::leave(tables.process());
+    table::never_begin();
+    thread::leave_alone();
 }
 
 /// Before a thread gets a descriptor table of its own. From then on numbers mean different things to different threads, which tables can't

@@ -62,7 +62,6 @@ pub fn clean_up_young(tables: &'static Tables, socket: &'static Socket) {
 }
 
 /// `beside`: other threads may be at it. (In a child by fork there are none, and the locks are the parent's.)
-#[allow(unsafe_code)]
 pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
     let Some(tables) = tables() else { return };
     let end = socket.end();
@@ -74,18 +73,7 @@ pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
         return;
     }
     meeting::abandon(socket);
-    let segment = {
-        let _receiving = beside.then(|| end.receive_lock.take());
-        let _sending = beside.then(|| end.send_lock.take());
-        socket.take_segment()
-    };
-    if let Some((area, geometry)) = segment {
-        budget::release(tables, geometry.segment_bytes());
-        // SAFETY: users of the segment look it up under one of the end's locks, or are sleepers; it was taken away under both locks (who
-        // waited for one of them since before the close is done, or finds none), and there is no sleeper.
-        unsafe { map::unmap(area) };
-    }
-    context::release(socket.bell.get());
+    part_from_segment(tables, socket, beside);
     match socket.channel.swap(0) as i32 {
         0 => {}
         // (Others of the family speak and hear there.)
@@ -97,4 +85,22 @@ pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
     }
     view::end(tables, socket);
     tables.forget(socket, last);
+}
+
+/// No thread sleeps there, and none begins to: the stage says so.
+#[allow(unsafe_code)]
+pub fn part_from_segment(tables: &Tables, socket: &Socket, beside: bool) {
+    let end = socket.end();
+    let segment = {
+        let _receiving = beside.then(|| end.receive_lock.take());
+        let _sending = beside.then(|| end.send_lock.take());
+        socket.take_segment()
+    };
+    if let Some((area, geometry)) = segment {
+        budget::release(tables, geometry.segment_bytes());
+        // SAFETY: users of the segment look it up under one of the end's locks, or are sleepers; it was taken away under both locks (who
+        // waited for one of them since before the close is done, or finds none), and there is no sleeper.
+        unsafe { map::unmap(area) };
+    }
+    context::release(socket.bell.swap(0));
 }

@@ -11,6 +11,7 @@ use super::family::Pool;
 use super::gate::Gate;
 use super::holders::{Held, Holders};
 use super::lives::Services;
+use super::pin;
 use crate::config::Config;
 use crate::interconnect::Interconnect;
 use crate::lock::Lock;
@@ -518,9 +519,15 @@ pub fn tables() -> Option<&'static Tables> {
     let tables = TABLES.get()?;
     // ORDER: Acquire; pairs with the store of `thread::become_child`: what another thread has done for this child is there.
     if tables.alive.load(Ordering::Acquire) != thread::SEEN {
-        thread::look_for_fork();
+        return look_for_fork(tables);
     }
     Some(tables)
+}
+
+#[cold]
+fn look_for_fork(tables: &'static Tables) -> Option<&'static Tables> {
+    thread::look_for_fork();
+    (!thread::is_left_alone()).then_some(tables)
 }
 
 /// The tables as they are, in a child perhaps its parent's.
@@ -650,7 +657,8 @@ impl Tables {
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
     pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
-        if self.process().split.is() || !map::share() {
+        let alone = self.process().split.is() || pin::is_closed_in();
+        if alone || !map::share() {
             return None;
         }
         let _inside = self.process().gate.enter();

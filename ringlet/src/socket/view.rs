@@ -62,6 +62,15 @@ pub fn leave_parents(process: &Process) {
     }
 }
 
+/// Nothing is told of this process any more.
+pub fn leave(process: &Process) {
+    leave_parents(process);
+    let page = process.view.swap(0, Relaxed);
+    if page != 0 {
+        map::stand_in(page, PROCESS_FILE_BYTES);
+    }
+}
+
 /// In a child by fork, which makes a page of its own when it has something to show. (Nothing leads to the parent's: `table::leave_behind`.)
 pub fn forget(tables: &Tables) {
     crate::waiting::spin::forget();

@@ -30,7 +30,7 @@ pub use life::{
 };
 pub use transfer::{
     Kernel, Next, arrivals, arrived, count_in, has_hot_lanes, is_kernels_turn, lanes_mask,
-    next_len, poll_mask, receive, send, sends_by_lanes,
+    lanes_ready, next_len, poll_mask, receive, send, sends_by_lanes,
 };
 
 use ringlet_linux::sys::Sys;

@@ -8,8 +8,8 @@ use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, watches,
     watches_any,
 };
-use crate::socket::context;
 use crate::socket::table::{Known, Socket, Tables, lookup, tables, tables_for_new};
+use crate::socket::{context, pin};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::Sys;
@@ -140,6 +140,13 @@ pub fn given_away(index: u32, gives: impl Fn(&'static Socket) -> bool) {
     register_bells(set, libc::EPOLL_CTL_DEL);
 }
 
+/// This process is about to close itself in, and will wait there as without ringlet. (In a set that its parent waits on too, that one's marks stay.)
+pub fn closes_in(index: u32, gives: impl Fn(&'static Socket) -> bool) {
+    if !is_anothers(set::at(index)) {
+        given_away(index, gives);
+    }
+}
+
 /// The set's last descriptor of this process is about to be closed.
 pub fn closed(index: u32) {
     let Some(tables) = tables() else { return };
@@ -209,7 +216,7 @@ pub fn after_fork(tables: &Tables, parent: u32) {
 pub fn set_of(epfd: i32) -> Option<u32> {
     match lookup(epfd) {
         Some(Known::Set(set)) => Some(set),
-        None if fd::is_epoll(epfd) => {
+        None if !pin::is_closed_in() && fd::is_epoll(epfd) => {
             created(epfd);
             set_of_known(epfd)
         }

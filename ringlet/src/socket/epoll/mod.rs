@@ -29,8 +29,8 @@ pub use bells::{any_of_ours, renamed};
 pub use control::control;
 pub use elder::{elders, inherit};
 pub use life::{
-    after_failed_exec, after_fork, before_exec, before_fork, closed, created, give_back_inherited,
-    given_away, named, set_of, start,
+    after_failed_exec, after_fork, before_exec, before_fork, closed, closes_in, created,
+    give_back_inherited, given_away, named, set_of, start,
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};
