@@ -6,7 +6,9 @@
 //! ends a connection and makes another one (a proxy) has other numbers; and a program can't choose its own, short of the right to administer its
 //! network namespace. A pair that comes twice says nothing, and is noted as such.
 //!
-//! Both maps forget what was not used for long when they are full. Maps and program go with the descriptors that we hold.
+//! A note lasts as long as its socket: it goes when the kernel closes the connection, and if that was not told (another program of this kind may take the wish for it
+//! away), when the program closes the socket. So nobody makes others be forgotten. Who keeps as many connections as are remembered has new ones not be noted.
+//! A pair that came twice stays nobody's until all who had it are gone. Maps and programs go with the descriptors that we hold.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind, Result};
@@ -73,11 +75,19 @@ pub trait Notes {
     fn with(&self, pair: Pair) -> Option<u64>;
 }
 
-/// The maps, and what fills them.
+/// The maps, and what fills and empties them.
 pub struct Kernel {
     notes: OwnedFd,
     pairs: OwnedFd,
-    _attached: OwnedFd,
+    _attached: [OwnedFd; 2],
+}
+
+/// Who began with a pair: the socket, or 0 where there was more than one; and how many there are.
+#[repr(C)]
+#[derive(Default)]
+struct Place {
+    cookie: u64,
+    count: u64,
 }
 
 impl Notes for Kernel {
@@ -88,9 +98,9 @@ impl Notes for Kernel {
     }
 
     fn with(&self, pair: Pair) -> Option<u64> {
-        let mut cookie = 0u64;
-        look_up(&self.pairs, &raw const pair as u64, &raw mut cookie as u64).ok()?;
-        Some(cookie)
+        let mut place = Place::default();
+        look_up(&self.pairs, &raw const pair as u64, &raw mut place as u64).ok()?;
+        Some(place.cookie)
     }
 }
 
@@ -99,8 +109,9 @@ impl Kernel {
     pub fn watch(group: &Path, connections: u32) -> Result<Kernel> {
         let entry = size_of::<Note>() as u32;
         let notes = make_map(c"ringlet_notes", 8, entry, connections)?;
-        let pairs = make_map(c"ringlet_pairs", 8, 8, connections)?;
-        let program = load(&assemble(notes.as_raw_fd(), pairs.as_raw_fd()))?;
+        let place = size_of::<Place>() as u32;
+        let pairs = make_map(c"ringlet_pairs", 8, place, connections)?;
+        let maps = Maps { notes: notes.as_raw_fd(), pairs: pairs.as_raw_fd() };
         let path = CString::new(group.as_os_str().as_bytes())?;
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: a C string; what is opened is ours.
@@ -111,8 +122,14 @@ impl Kernel {
             }
             OwnedFd::from_raw_fd(opened)
         };
-        let attached = attach(&program, &group)?;
-        Ok(Kernel { notes, pairs, _attached: attached })
+        let attach_to = |program: &[Instruction], kind, attached| {
+            attach(&load(program, kind, attached)?, &group, attached)
+        };
+        // (What empties them first, so that nothing is left of what is noted.)
+        let emptied =
+            attach_to(&assemble_release(&maps), PROG_TYPE_CGROUP_SOCK, INET_SOCK_RELEASE)?;
+        let filled = attach_to(&assemble(&maps), PROG_TYPE_SOCK_OPS, CGROUP_SOCK_OPS)?;
+        Ok(Kernel { notes, pairs, _attached: [filled, emptied] })
     }
 
     /// May we look, as we are? (No socket has this cookie.)
@@ -128,9 +145,12 @@ const MAP_CREATE: i32 = 0;
 pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
 const PROG_LOAD: i32 = 5;
 const LINK_CREATE: i32 = 28;
-const MAP_TYPE_LRU_HASH: u32 = 9;
+const MAP_TYPE_HASH: u32 = 1;
+const NO_PREALLOC: u32 = 1;
+const PROG_TYPE_CGROUP_SOCK: u32 = 9;
 const PROG_TYPE_SOCK_OPS: u32 = 13;
 const CGROUP_SOCK_OPS: u32 = 3;
+const INET_SOCK_RELEASE: u32 = 34;
 
 /// union bpf_attr of a command, or as much of it as is not zero.
 fn bpf<T>(command: i32, attributes: &mut T) -> Result<i32> {
@@ -164,9 +184,8 @@ fn make_map(called: &std::ffi::CStr, key: u32, value: u32, entries: u32) -> Resu
         node: u32,
         name: [u8; 16],
     }
-    let (kind, name) = (MAP_TYPE_LRU_HASH, name(called));
-    let mut attributes =
-        Attributes { kind, key, value, entries, flags: 0, inner: 0, node: 0, name };
+    let (kind, flags, name) = (MAP_TYPE_HASH, NO_PREALLOC, name(called));
+    let mut attributes = Attributes { kind, key, value, entries, flags, inner: 0, node: 0, name };
     bpf(MAP_CREATE, &mut attributes).map(owned)
 }
 
@@ -183,7 +202,7 @@ fn look_up(map: &OwnedFd, key: u64, value: u64) -> Result<()> {
     bpf(MAP_LOOKUP_ELEM, &mut attributes).map(drop)
 }
 
-fn load(program: &[Instruction]) -> Result<OwnedFd> {
+fn load(program: &[Instruction], kind: u32, attached: u32) -> Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
         kind: u32,
@@ -196,10 +215,12 @@ fn load(program: &[Instruction]) -> Result<OwnedFd> {
         kernel: u32,
         flags: u32,
         name: [u8; 16],
+        interface: u32,
+        attached: u32,
     }
     let load = |log: &mut [u8]| {
         let mut attributes = Attributes {
-            kind: PROG_TYPE_SOCK_OPS,
+            kind,
             count: program.len() as u32,
             instructions: program.as_ptr() as u64,
             license: c"MIT OR Apache-2.0".as_ptr() as u64,
@@ -209,6 +230,8 @@ fn load(program: &[Instruction]) -> Result<OwnedFd> {
             kernel: 0,
             flags: 0,
             name: name(c"ringlet_node"),
+            interface: 0,
+            attached,
         };
         bpf(PROG_LOAD, &mut attributes).map(owned)
     };
@@ -229,7 +252,7 @@ fn load(program: &[Instruction]) -> Result<OwnedFd> {
     })
 }
 
-fn attach(program: &OwnedFd, group: &OwnedFd) -> Result<OwnedFd> {
+fn attach(program: &OwnedFd, group: &OwnedFd, kind: u32) -> Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
         program: u32,
@@ -238,8 +261,7 @@ fn attach(program: &OwnedFd, group: &OwnedFd) -> Result<OwnedFd> {
         flags: u32,
     }
     let (program, target) = (program.as_raw_fd() as u32, group.as_raw_fd() as u32);
-    bpf(LINK_CREATE, &mut Attributes { program, target, kind: CGROUP_SOCK_OPS, flags: 0 })
-        .map(owned)
+    bpf(LINK_CREATE, &mut Attributes { program, target, kind, flags: 0 }).map(owned)
 }
 
 /// struct bpf_insn.
@@ -255,99 +277,217 @@ struct Instruction {
 
 /// Codes of what is used: BPF_CLASS, size or operation, mode or source.
 const LOAD_WORD: u8 = 0x61;
+const LOAD_LONG: u8 = 0x79;
 const STORE_WORD: u8 = 0x63;
 const STORE_LONG: u8 = 0x7b;
 const STORE_LONG_VALUE: u8 = 0x7a;
+const ATOMIC_ADD_LONG: u8 = 0xdb;
 const LOAD_VALUE_64: u8 = 0x18;
 const MOVE: u8 = 0xbf;
 const MOVE_VALUE: u8 = 0xb7;
 const ADD_VALUE: u8 = 0x07;
+const OR_VALUE: u8 = 0x47;
+const JUMP: u8 = 0x05;
 const JUMP_EQUAL: u8 = 0x15;
 const JUMP_NOT_EQUAL: u8 = 0x55;
+const JUMP_GREATER_SIGNED: u8 = 0x65;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 /// The source register of `LOAD_VALUE_64` that makes the value a map's descriptor.
 const IS_MAP: u8 = 1;
-/// Helpers, and flags of the first.
-const MAP_UPDATE_ELEM: i32 = 2;
+/// Helpers, and flags of the second.
+const MAP_LOOKUP: i32 = 1;
+const MAP_UPDATE: i32 = 2;
+const MAP_DELETE: i32 = 3;
 const GET_SOCKET_COOKIE: i32 = 46;
+const SET_CALLBACK_FLAGS: i32 = 59;
 const GET_NETNS_COOKIE: i32 = 122;
 const ANY: i32 = 0;
 const NEW_ONLY: i32 = 1;
 /// struct bpf_sock_ops.
 const OP: i16 = 0;
+const NEW_STATE: i16 = 8;
 const FAMILY: i16 = 20;
 const FAR_FOUR: i16 = 24;
 const FAR_SIX: i16 = 32;
 const FAR_PORT: i16 = 64;
+const CALLBACK_FLAGS: i16 = 84;
 const EXPECTS: i16 = 100;
 const SENDS: i16 = 104;
+/// BPF_SOCK_OPS_STATE_CB, its flag, and BPF_TCP_CLOSE.
+const STATE_CHANGES: i32 = 10;
+const TELL_STATES: i32 = 1 << 2;
+const CLOSED: i32 = 7;
 
-/// Where things lie below the frame's end (register 10): a note, and the socket's cookie.
+/// Where things lie below the frame's end (register 10): a note, the socket's cookie, and a place.
 const NOTE: i16 = -(size_of::<Note>() as i16);
 const COOKIE: i16 = NOTE - 8;
+const PLACE: i16 = COOKIE - size_of::<Place>() as i16;
+const PLACE_COUNT: i16 = std::mem::offset_of!(Place, count) as i16;
 
-/// KERNEL: what the program returns is 1, or the kernel's own calls of it for other events would take its answer for a setting.
-fn assemble(notes: i32, pairs: i32) -> Vec<Instruction> {
-    let of = |code, to: u8, from: u8, offset, value| Instruction {
-        code,
-        registers: to | from << 4,
-        offset,
-        value,
-    };
-    let word_to_note = |from: i16, place: usize| {
-        [of(LOAD_WORD, 1, 6, from, 0), of(STORE_WORD, 10, 1, NOTE + place as i16, 0)]
-    };
-    let call_for_socket = |helper, to: i16| {
-        [of(MOVE, 1, 6, 0, 0), of(CALL, 0, 0, 0, helper), of(STORE_LONG, 10, 0, to, 0)]
-    };
-    let update = |map, key: i16, value: i16, flags| {
-        [
-            of(LOAD_VALUE_64, 1, IS_MAP, 0, map),
-            of(0, 0, 0, 0, 0),
-            of(MOVE, 2, 10, 0, 0),
-            of(ADD_VALUE, 2, 0, 0, i32::from(key)),
-            of(MOVE, 3, 10, 0, 0),
-            of(ADD_VALUE, 3, 0, 0, i32::from(value)),
-            of(MOVE_VALUE, 4, 0, 0, flags),
-            of(CALL, 0, 0, 0, MAP_UPDATE_ELEM),
-        ]
-    };
+struct Maps {
+    notes: i32,
+    pairs: i32,
+}
+
+/// A program, with names for where it jumps to.
+#[derive(Default)]
+struct Assembly {
+    code: Vec<Instruction>,
+    jumps: Vec<(usize, &'static str)>,
+    labels: Vec<(&'static str, usize)>,
+}
+
+impl Assembly {
+    fn put(&mut self, code: u8, to: u8, from: u8, offset: i16, value: i32) {
+        self.code.push(Instruction { code, registers: to | from << 4, offset, value });
+    }
+
+    /// A jump, by a comparison of a register with a value.
+    fn jump(&mut self, code: u8, register: u8, value: i32, to: &'static str) {
+        self.jumps.push((self.code.len(), to));
+        self.put(code, register, 0, 0, value);
+    }
+
+    fn label(&mut self, name: &'static str) {
+        self.labels.push((name, self.code.len()));
+    }
+
+    fn map_and_key(&mut self, map: i32, key: i16) {
+        self.put(LOAD_VALUE_64, 1, IS_MAP, 0, map);
+        self.put(0, 0, 0, 0, 0);
+        self.put(MOVE, 2, 10, 0, 0);
+        self.put(ADD_VALUE, 2, 0, 0, i32::from(key));
+    }
+
+    /// Register 0 is where the value lies, or 0.
+    fn look_up(&mut self, map: i32, key: i16) {
+        self.map_and_key(map, key);
+        self.put(CALL, 0, 0, 0, MAP_LOOKUP);
+    }
+
+    fn delete(&mut self, map: i32, key: i16) {
+        self.map_and_key(map, key);
+        self.put(CALL, 0, 0, 0, MAP_DELETE);
+    }
+
+    /// Register 0 is 0, or an error.
+    fn update(&mut self, map: i32, key: i16, value: i16, flags: i32) {
+        self.map_and_key(map, key);
+        self.put(MOVE, 3, 10, 0, 0);
+        self.put(ADD_VALUE, 3, 0, 0, i32::from(value));
+        self.put(MOVE_VALUE, 4, 0, 0, flags);
+        self.put(CALL, 0, 0, 0, MAP_UPDATE);
+    }
+
+    /// Of the socket that the context (register 6) is about.
+    fn call_for_socket(&mut self, helper: i32, to: i16) {
+        self.put(MOVE, 1, 6, 0, 0);
+        self.put(CALL, 0, 0, 0, helper);
+        self.put(STORE_LONG, 10, 0, to, 0);
+    }
+
+    /// In the place of a pair, at register 0.
+    fn count(&mut self, by: i32) {
+        self.put(MOVE_VALUE, 1, 0, 0, by);
+        self.put(ATOMIC_ADD_LONG, 0, 1, PLACE_COUNT, 0);
+    }
+
+    /// Forgets the socket that the context is about, if it was noted. (It alone notes and forgets itself; of a pair all count, of which one at least is there while
+    /// it is noted. So none that came twice begins anew.)
+    fn forget(&mut self, maps: &Maps) {
+        self.call_for_socket(GET_SOCKET_COOKIE, COOKIE);
+        self.look_up(maps.notes, COOKIE);
+        self.jump(JUMP_EQUAL, 0, 0, "end");
+        self.put(LOAD_LONG, 1, 0, std::mem::offset_of!(Note, pair) as i16, 0);
+        self.put(STORE_LONG, 10, 1, NOTE, 0);
+        self.delete(maps.notes, COOKIE);
+        self.look_up(maps.pairs, NOTE);
+        self.jump(JUMP_EQUAL, 0, 0, "end");
+        self.count(-1);
+        self.put(LOAD_LONG, 1, 0, PLACE_COUNT, 0);
+        self.jump(JUMP_GREATER_SIGNED, 1, 0, "end");
+        self.delete(maps.pairs, NOTE);
+    }
+
+    /// KERNEL: what the program returns is 1, or the kernel's own calls of it for other events would take its answer for a setting.
+    fn end(mut self) -> Vec<Instruction> {
+        self.label("end");
+        self.put(MOVE_VALUE, 0, 0, 0, 1);
+        self.put(EXIT, 0, 0, 0, 0);
+        for (at, to) in self.jumps {
+            let found = self.labels.iter().find(|(name, _)| *name == to);
+            let (_, target) = found.expect("a label of this program");
+            self.code[at].offset = (target - at - 1) as i16;
+        }
+        self.code
+    }
+}
+
+/// What is run as connections begin, and change their state.
+fn assemble(maps: &Maps) -> Vec<Instruction> {
     use std::mem::offset_of;
-    let sends = offset_of!(Note, pair) + offset_of!(Pair, sends);
-    let expects = offset_of!(Note, pair) + offset_of!(Pair, expects);
-    let again =
-        [[of(STORE_LONG_VALUE, 10, 0, COOKIE, 0)].as_slice(), &update(pairs, NOTE, COOKIE, ANY)]
-            .concat();
-    let noting = [
-        word_to_note(OP, offset_of!(Note, side)).as_slice(),
-        &word_to_note(SENDS, sends),
-        &word_to_note(EXPECTS, expects),
-        &word_to_note(FAMILY, offset_of!(Note, family)),
-        &word_to_note(FAR_FOUR, offset_of!(Note, four)),
-        &word_to_note(FAR_SIX, offset_of!(Note, six)),
-        &word_to_note(FAR_SIX + 4, offset_of!(Note, six) + 4),
-        &word_to_note(FAR_SIX + 8, offset_of!(Note, six) + 8),
-        &word_to_note(FAR_SIX + 12, offset_of!(Note, six) + 12),
-        &word_to_note(FAR_PORT, offset_of!(Note, port)),
-        &call_for_socket(GET_NETNS_COOKIE, NOTE + offset_of!(Note, namespace) as i16),
-        &call_for_socket(GET_SOCKET_COOKIE, COOKIE),
-        &update(notes, COOKIE, NOTE, ANY),
-        &update(pairs, NOTE, COOKIE, NEW_ONLY),
-        &[of(JUMP_EQUAL, 0, 0, again.len() as i16, 0)],
-        &again,
-    ]
-    .concat();
-    [
-        [
-            of(MOVE, 6, 1, 0, 0),
-            of(LOAD_WORD, 1, 6, OP, 0),
-            of(JUMP_EQUAL, 1, 0, 1, CONNECTED as i32),
-            of(JUMP_NOT_EQUAL, 1, 0, noting.len() as i16, ACCEPTED as i32),
-        ]
-        .as_slice(),
-        &noting,
-        &[of(MOVE_VALUE, 0, 0, 0, 1), of(EXIT, 0, 0, 0, 0)],
-    ]
-    .concat()
+    let mut program = Assembly::default();
+    program.put(MOVE, 6, 1, 0, 0);
+    program.put(LOAD_WORD, 1, 6, OP, 0);
+    program.jump(JUMP_EQUAL, 1, CONNECTED as i32, "note");
+    program.jump(JUMP_EQUAL, 1, ACCEPTED as i32, "note");
+    program.jump(JUMP_NOT_EQUAL, 1, STATE_CHANGES, "end");
+    program.put(LOAD_WORD, 1, 6, NEW_STATE, 0);
+    program.jump(JUMP_NOT_EQUAL, 1, CLOSED, "end");
+    program.forget(maps);
+    program.jump(JUMP, 0, 0, "end");
+
+    program.label("note");
+    let pair = offset_of!(Note, pair);
+    let words = [
+        (OP, offset_of!(Note, side)),
+        (SENDS, pair + offset_of!(Pair, sends)),
+        (EXPECTS, pair + offset_of!(Pair, expects)),
+        (FAMILY, offset_of!(Note, family)),
+        (FAR_FOUR, offset_of!(Note, four)),
+        (FAR_SIX, offset_of!(Note, six)),
+        (FAR_SIX + 4, offset_of!(Note, six) + 4),
+        (FAR_SIX + 8, offset_of!(Note, six) + 8),
+        (FAR_SIX + 12, offset_of!(Note, six) + 12),
+        (FAR_PORT, offset_of!(Note, port)),
+    ];
+    for (from, place) in words {
+        program.put(LOAD_WORD, 1, 6, from, 0);
+        program.put(STORE_WORD, 10, 1, NOTE + place as i16, 0);
+    }
+    program.call_for_socket(GET_NETNS_COOKIE, NOTE + offset_of!(Note, namespace) as i16);
+    program.call_for_socket(GET_SOCKET_COOKIE, COOKIE);
+    // (Where there is no room it is not noted, and so not counted.)
+    program.update(maps.notes, COOKIE, NOTE, ANY);
+    program.jump(JUMP_NOT_EQUAL, 0, 0, "end");
+    program.look_up(maps.pairs, NOTE);
+    program.jump(JUMP_NOT_EQUAL, 0, 0, "again");
+    program.put(LOAD_LONG, 1, 10, COOKIE, 0);
+    program.put(STORE_LONG, 10, 1, PLACE + offset_of!(Place, cookie) as i16, 0);
+    program.put(STORE_LONG_VALUE, 10, 0, PLACE + PLACE_COUNT, 1);
+    program.update(maps.pairs, NOTE, PLACE, NEW_ONLY);
+    program.jump(JUMP_EQUAL, 0, 0, "noted");
+    // Another one has come first, or there is no room.
+    program.look_up(maps.pairs, NOTE);
+    program.jump(JUMP_NOT_EQUAL, 0, 0, "again");
+    program.delete(maps.notes, COOKIE);
+    program.jump(JUMP, 0, 0, "end");
+    program.label("again");
+    program.put(STORE_LONG_VALUE, 0, 0, offset_of!(Place, cookie) as i16, 0);
+    program.count(1);
+    program.label("noted");
+    program.put(LOAD_WORD, 2, 6, CALLBACK_FLAGS, 0);
+    program.put(OR_VALUE, 2, 0, 0, TELL_STATES);
+    program.put(MOVE, 1, 6, 0, 0);
+    program.put(CALL, 0, 0, 0, SET_CALLBACK_FLAGS);
+    program.end()
+}
+
+/// What is run as a program closes a socket.
+fn assemble_release(maps: &Maps) -> Vec<Instruction> {
+    let mut program = Assembly::default();
+    program.put(MOVE, 6, 1, 0, 0);
+    program.forget(maps);
+    program.end()
 }

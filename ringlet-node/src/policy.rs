@@ -78,7 +78,7 @@ pub enum Word {
 #[derive(Deserialize, Clone, Copy, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Connections whose beginning is remembered.
+    /// Ends of connections whose beginning is remembered, for as long as they last.
     pub connections: u32,
     /// Ends that are with the service at a time, in all and of one user.
     pub guests: usize,
@@ -98,7 +98,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            connections: 65_536,
+            connections: 262_144,
             guests: 8192,
             guests_of_a_user: 4096,
             visits_of_a_user: 5000,

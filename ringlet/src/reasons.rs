@@ -67,7 +67,7 @@ reasons! {
     OwnFiles = 51, "own-files", "A thread of the process has a descriptor table of its own, where numbers mean other things.";
     NoAdapter = 53, "no-adapter", "The adapter that the configuration names (`adapter`) was not found, refused, or died; or the far end does not name the same.";
     NoMirror = 54, "no-mirror", "The node service sees no socket of this host whose TCP sequence numbers mirror this one's: the far end is on another host, or something in between ends the connection (a proxy) or rewrites its numbers.";
-    NoNote = 55, "no-note", "The node service has not seen how this connection began: it is older than the service, or so many have begun since.";
+    NoNote = 55, "no-note", "The node service has not seen how this connection began: it is older than the service, or as many were there already as are remembered.";
     Refused = 56, "refused", "The node service's policy does not let the two ends share memory.";
     NodeFull = 57, "node-full", "The node service has too much to do: for all, or for this user or process.";
     Lease = 58, "lease", "The network between both ends passes no packets any more (a firewall rule, a link that is down), so this connection waits for it as TCP does.";

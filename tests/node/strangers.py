@@ -11,13 +11,16 @@ import sys
 import threading
 
 from harness import frame, require
-from world import Across, Service, note, until, world
+from world import Across, Service, note, until, within, world
 
 NODE, COME, STATUS = 6, 2, 5
 CLONE_NEWNET = 0x40000000
 REFUSE = "same_pod = false\n"
 WAIT_LONG = "[limits]\nwait_seconds = 3600\n"
 FEW = f"{WAIT_LONG}guests = 2\n"
+# More than the machine has besides.
+REMEMBERED = 1024
+SOME = f"[limits]\nconnections = {REMEMBERED}\n"
 
 
 class Relay:
@@ -113,6 +116,16 @@ def scenes(ground):
         until(lambda: service.status()["waiting"] == 2, "both to have come, and to wait for who never comes")
         ends.finish()
         note(name, "kernel", "no-peer")
+
+    def churned(host, name, service):
+        """A neighbour without rights makes and ends connections, many times as many as are remembered; one that was there before is still known."""
+        server, client, neighbour = host.container(), host.container(), host.container()
+        ends = Across(ground, server.name, client.name, server.ip)
+        with within(neighbour), socket.create_server((neighbour.ip, 0), backlog=64) as listener:
+            for _ in range(4 * REMEMBERED):
+                with socket.create_connection(listener.getsockname()), listener.accept()[0]:
+                    pass
+        ends.meets(name)
 
     def replaced(host, name, service):
         """Nobody is shown a connection who only has root's number and a writable mount; the service is believed for all that its processes are not seen."""
@@ -229,6 +242,7 @@ def scenes(ground):
     scene("a policy that allows nothing", refused, REFUSE)
     scene("a server that is not wrapped", one_wrapped)
     scene("beside liars, and who comes and says nothing", liars)
+    scene("a neighbour that makes connection after connection", churned, SOME)
     scene("a container's socket in the service's place", replaced)
     scene("a container that may write to the service's directory", writable)
 
