@@ -14,9 +14,10 @@ use crate::config::Config;
 use crate::interconnect::{mirrored, node};
 use crate::reasons::Reason;
 use crate::worlds;
-use ringlet_core::layout::Control;
+use ringlet_core::layout::{Control, NOT_SHUT};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::mirror::Answers;
+use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::{fd, map, meet, tcp};
 use std::cell::Cell;
@@ -758,6 +759,27 @@ fn an_adapter_that_stands_still_costs_no_connection() {
         pair.finish();
         adapter.into_iter().for_each(sys::close);
     }
+}
+
+/// Who has severed itself ends in order by the kernel: the peer, whose adapter lives and has not told of that, takes it for no death, though the ring
+/// holds what was not read.
+#[test]
+fn who_has_severed_itself_ends_in_order() {
+    let (pair, adapter) = mirrored_pair();
+    assert_eq!(pair.send(1, 7), Ok(7));
+    pair.shut(0);
+    pair.sides[1].with(|socket| {
+        let words = socket.incoming().unwrap();
+        words.control().sender.shut.store(NOT_SHUT, Ordering::Relaxed);
+    });
+    assert!(pair.sides[1].would_wake());
+    assert_eq!(pair.look(1) & (libc::POLLERR | libc::POLLHUP), 0, "it was a death");
+    assert_eq!(pair.send(1, 9), Ok(9));
+    pair.drain(0);
+    pair.meets_the_end(1);
+    assert!(!pair.has_reset());
+    pair.finish();
+    adapter.into_iter().for_each(sys::close);
 }
 
 /// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the

@@ -361,11 +361,12 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
     end.sending() != Sending::Returning
         && !orderly
-        // (What a dead adapter has not told of may be taken.)
-        && !channel::is_orphan(socket)
         && end.tx.outstanding_bytes(outgoing) > 0
         // KERNEL: receiving that we have shut down ourselves looks like an end.
         && Tcp::peer_ended(socket)
+        // (What a dead adapter has not told of may be taken; and a peer that has severed itself from one that lives has ended in order by the kernel.)
+        && !channel::is_orphan(socket)
+        && !channel::is_told(socket)
 }
 
 /// What TCP would have said by a reset; the kernel's own connection, which saw an orderly end, is shut to match.
