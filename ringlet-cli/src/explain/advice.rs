@@ -51,7 +51,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "Raise the setting memory_limit_bytes, or the process's memory limit, or lower ring_bytes."
         }
         Reason::NoAdapter => {
-            "Start both programs with the same `ringlet run --mirror`, or the adapter again; or set adapter to 0 for both."
+            "Where the node service carried it, nothing: it stays on the kernel, and connections that begin from now on are carried (`ringlet node status`). With `ringlet run --mirror`, start both programs with the same one, or the adapter again."
         }
         Reason::Forbidden => {
             "Allow the system call in the seccomp filter; `ringlet doctor` names what is missing."

@@ -90,7 +90,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
 }
 
 /// Before the kernel's connection carries what the peer is to know the meaning of by what was published, or said: waits until it has that. Where
-/// the adapter dies meanwhile the direction goes back (`unsure` as in `go_back`); from one that hangs, and may go on, the connection is cut off.
+/// the adapter dies meanwhile, or we sever ourselves from it, the direction goes back (`unsure` as in `go_back`).
 pub fn flush(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) {
     if end.mirrored.get() == HAS_ADAPTER
         && !mirrored::flush(socket, ring)
