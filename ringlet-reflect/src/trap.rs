@@ -489,7 +489,7 @@ mod x86 {
                 if pops {
                     let top = now >> 11 & 7;
                     *area.add(4) &= !(1 << top);
-                    now = now & !(7 << 11) | (top + 1 & 7) << 11;
+                    now = now & !(7 << 11) | (((top + 1) & 7) << 11);
                     std::slice::from_raw_parts_mut(area.add(32), 8 * 16).rotate_left(16);
                 }
                 status.write_unaligned(now);

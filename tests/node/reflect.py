@@ -465,6 +465,7 @@ def scenes(ground):
             says(ends[0], "ok")
             ends[1].process.kill()
             ends[1].process.communicate()
+            until(lambda: second.service.process.poll() is not None, "the service to end")
         second.run(hosts, second.more)
         all_in(hosts)
         note(name, "as on one host", "")
