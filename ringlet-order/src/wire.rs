@@ -4,7 +4,9 @@ use crate::ballot::{Acceptor, Ballot};
 use crate::log::Entry;
 use crate::{FRAME_BYTES, Life, PAYLOAD_BYTES, Parcel};
 
-const VERSION: u8 = 1;
+/// Of frames: nodes whose users say other things to each other hear nothing of each other. And of what is kept.
+const VERSION: u8 = 2;
+const KEPT_VERSION: u8 = 1;
 /// The most members that a view has, and the longest name of one: a list of them fits in a frame.
 pub const MEMBERS: usize = 100;
 pub const NAME_BYTES: usize = 255;
@@ -368,7 +370,7 @@ pub fn put_entries<'a>(
 
 /// What is kept: of which run it is, and what it must not forget.
 pub fn write_kept(incarnation: u64, acceptor: &Acceptor) -> Vec<u8> {
-    let mut to = vec![VERSION];
+    let mut to = vec![KEPT_VERSION];
     to.extend(incarnation.to_le_bytes());
     put_change(&mut to, &acceptor.view);
     to.extend(acceptor.promised.to_le_bytes());
@@ -378,7 +380,7 @@ pub fn write_kept(incarnation: u64, acceptor: &Acceptor) -> Vec<u8> {
 
 pub fn read_kept(kept: &[u8]) -> Result<(u64, Acceptor), Fault> {
     let mut bytes = Bytes(kept);
-    if bytes.u8()? != VERSION {
+    if bytes.u8()? != KEPT_VERSION {
         return Err("another version");
     }
     let incarnation = bytes.u64()?;

@@ -197,13 +197,18 @@ pub struct ClusterState {
     pub settled: u64,
     /// Coherent regions whose contents are on their way.
     pub filling: u32,
-    /// Of these: how many bytes have come, and of how many.
+    /// (An older keeper does not say this, nor what follows.) Of these: how many bytes have come, and of how many.
+    #[serde(default)]
     pub filled_bytes: u64,
+    #[serde(default)]
     pub filling_bytes: u64,
     /// Coherent regions of which other hosts lack what this one has: who stops it now may lose that; and of which a part is lost.
+    #[serde(default)]
     pub needed: u32,
+    #[serde(default)]
     pub incomplete: u32,
     /// It leaves as soon as the others have what it has.
+    #[serde(default)]
     pub hands_over: bool,
     pub errors: Vec<u32>,
 }
@@ -248,10 +253,14 @@ pub struct RegionState {
     /// Pages that somebody wishes to be told of.
     pub watched: u32,
     /// In a cluster, of a coherent one: hosts that have all of it; hosts whose contents are on their way; and how much of them has come to this one.
+    #[serde(default)]
     pub holders: Vec<String>,
+    #[serde(default)]
     pub filling: Vec<String>,
+    #[serde(default)]
     pub filled_bytes: Option<u64>,
     /// The last host that had all of it has gone before another one had.
+    #[serde(default)]
     pub incomplete: bool,
 }
 
