@@ -32,6 +32,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 const TRY_AGAIN_MOST: u32 = 20;
 /// Descriptors that no strand takes: our own, and of those who come only to ask.
 const SPARE: usize = COMERS_MOST + 3 * QUEUES_MOST as usize + 32;
+/// Whether our socket is still where others find it is looked at so often.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// To all, of a port that has just come: who comes again and again has no more by that.
 const FIRST_FRAMES: u64 = 8;
 /// What is said of others, a second.
@@ -81,6 +83,9 @@ enum Whose {
 pub struct Keeper {
     shared: Arc<Shared>,
     seat: Seat,
+    looked: Instant,
+    /// Why it is found by nobody.
+    lost: Option<String>,
     epoll: OwnedFd,
     sockets: HashMap<u64, Whose>,
     next: u64,
@@ -116,6 +121,8 @@ impl Keeper {
         Ok(Keeper {
             shared,
             seat,
+            looked: Instant::now(),
+            lost: None,
             epoll,
             sockets,
             next: FIRST,
@@ -133,13 +140,15 @@ impl Keeper {
     pub fn keep(mut self) {
         while !self.shared.is_over.load(Ordering::Relaxed) {
             self.visit();
+            self.look_at_seat();
             if self.meets.is_some() && !self.is_on_first_visits() {
                 self.meets = None;
             }
             let due = self.visits.iter().map(|visit| visit.due).min();
             let patience = due.map(|due| due.saturating_duration_since(Instant::now()));
             let mut events = Vec::with_capacity(EVENTS);
-            let patience = patience.and_then(|time| time.try_into().ok());
+            let patience = patience.map_or(LOOK_AGAIN, |patience| patience.min(LOOK_AGAIN));
+            let patience = patience.try_into().ok();
             match epoll::wait(
                 &self.epoll,
                 rustix::buffer::spare_capacity(&mut events),
@@ -156,6 +165,48 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// A network that was removed under its ports, and made again, is one with them, and with those that have come since.
+    fn look_at_seat(&mut self) {
+        if self.looked.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        self.looked = Instant::now();
+        if self.seat.is_here() {
+            return;
+        }
+        let name = self.shared.room.name.clone();
+        match self.find_seat() {
+            Ok(()) => {
+                self.lost = None;
+                (self.tell)(Event::Apart(format!(
+                    "network {name:?} was made again: this port is in it"
+                )));
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                if self.lost.as_ref() != Some(&why) {
+                    (self.tell)(Event::Apart(format!(
+                        "network {name:?} was removed under this port, which is found by nobody new: {why}"
+                    )));
+                }
+                self.lost = Some(why);
+            }
+        }
+    }
+
+    fn find_seat(&mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        // (The one before goes with its descriptor, which nobody else has.)
+        self.seat.take_again(&shared.room, shared.about.id)?;
+        epoll::add(&self.epoll, &*self.seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
+        let others = shared.room.ports()?;
+        let is_met = |id: &u64| self.ports.values().any(|port| port.about.id == *id);
+        let new = others.into_iter().filter(|id| *id != shared.about.id && !is_met(id));
+        let new: Vec<Visit> = new.map(|id| Visit::new(id, 0, 0)).collect();
+        self.visits.extend(new);
+        Ok(())
     }
 
     fn is_on_first_visits(&self) -> bool {

@@ -433,10 +433,16 @@ fn wait(sockets: &[&Guarded], until: Instant) -> Result<()> {
     }
 }
 
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
 /// A port's own socket in the room; its name goes with it.
 pub struct Seat {
     pub socket: Guarded,
     path: PathBuf,
+    /// Its device and inode: another one may have the name, where the network was made again.
+    is: (u64, u64),
 }
 
 impl Seat {
@@ -455,7 +461,9 @@ impl Seat {
             )
         })?;
         bind(&socket, &address).with_context(|| format!("{} can't be made", path.display()))?;
-        let seat = |socket| Seat { socket: Guarded::new(socket), path: path.clone() };
+        let is =
+            identity(&path).with_context(|| format!("{} was removed at once", path.display()))?;
+        let seat = |socket| Seat { socket: Guarded::new(socket), path: path.clone(), is };
         let_all_connect(&path)?;
         let guarded = meet::guard_channel(socket.into_raw_fd())
             .map_err(|error| anyhow::anyhow!("{error:?}"))?;
@@ -464,6 +472,23 @@ impl Seat {
         let seat = seat(unsafe { OwnedFd::from_raw_fd(guarded) });
         listen(&*seat.socket, BACKLOG)?;
         Ok(seat)
+    }
+
+    /// Is it found under its name?
+    pub fn is_here(&self) -> bool {
+        identity(&self.path) == Some(self.is)
+    }
+
+    /// The network was removed under it, and is there again, by the same rules: it is in that one from now on.
+    pub fn take_again(&mut self, room: &Room, id: u64) -> Result<()> {
+        let base = room.directory.parent().context("a network is in a directory")?;
+        let again = Room::open(base, &room.name)?;
+        ensure!(
+            again.rules == room.rules,
+            "it was made again with other rules, which hold for ports that are begun anew"
+        );
+        *self = Seat::take(&again, id)?;
+        Ok(())
     }
 
     /// Who has come.
@@ -481,7 +506,9 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if self.is_here() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 

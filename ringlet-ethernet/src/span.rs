@@ -94,7 +94,8 @@ pub fn up(
     }
     let (theirs, asked) = (Arc::clone(&posts), ending.clone());
     let (bell, rings) = UnixStream::pair()?;
-    let answers = move || answer_all(&seat, &bell, &theirs, &asked);
+    let says = tell.clone();
+    let answers = move || answer_all(&room, seat, &bell, (&theirs, &asked), &says);
     let answers = thread::Builder::new().name("answers".into()).spawn(answers)?;
     ready();
     let why = end.recv().unwrap_or(End::Asked);
@@ -178,16 +179,31 @@ fn call(post: &Post, node: &str, network: &str) {
 }
 
 /// Answers who asks, one message each.
-fn answer_all(seat: &Seat, bell: &UnixStream, posts: &[(Host, Arc<Post>)], asked: &Sender<End>) {
+fn answer_all(
+    room: &Room,
+    mut seat: Seat,
+    bell: &UnixStream,
+    (posts, asked): (&[(Host, Arc<Post>)], &Sender<End>),
+    tell: &impl Fn(String),
+) {
+    let mut lost = None;
     let choice = AtomicU8::new(Choice::Auto as u8);
     let mut comers: VecDeque<Guarded> = VecDeque::new();
     // (Connections of those who asked us to end last until we have.)
     let mut ending = Vec::new();
     while posts.iter().any(|(_, post)| !post.is_over()) {
+        // (As each port does for itself.)
+        if !seat.is_here() {
+            let why = seat.take_again(room, SPAN).err().map(|error| format!("{error:#}"));
+            if let Some(why) = why.as_ref().filter(|_| why != lost) {
+                tell(format!("network {:?} was removed under what spans it: {why}", room.name));
+            }
+            lost = why;
+        }
         let mut fds =
             vec![PollFd::new(&*seat.socket, PollFlags::IN), PollFd::new(bell, PollFlags::IN)];
         fds.extend(comers.iter().map(|comer| PollFd::new(&**comer, PollFlags::IN)));
-        let _ = poll(&mut fds, None);
+        let _ = poll(&mut fds, PATIENCE.try_into().ok().as_ref());
         let has_come = !fds[0].revents().is_empty();
         match seat.accept() {
             Some(comer) => {

@@ -153,6 +153,28 @@ fn the_only_other_port_is_waited_for() {
     other.end();
 }
 
+/// A network that is removed under its ports, and made again, is one: whoever was there, and whoever comes then.
+#[test]
+fn a_network_that_was_made_again_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = room(folder.path(), Policy::Moving);
+    let mut actors = vec![Actor::new(&before, 1, 1), Actor::new(&before, 2, 1)];
+    actors.iter().for_each(|actor| actor.meets(1));
+    std::fs::remove_dir_all(folder.path().join("net")).unwrap();
+    actors.push(Actor::new(&room(folder.path(), Policy::Moving), 3, 1));
+    actors.iter().for_each(|actor| actor.meets(2));
+    until("their sockets", || before.ports().unwrap().len() == 3);
+    for (nth, from) in actors.iter().enumerate() {
+        let payload = [&(nth as u64).to_le_bytes()[..], &[0; 50]].concat();
+        from.send(0, message(BROADCAST, mac(nth as u8 + 1), &payload));
+    }
+    for actor in &actors {
+        assert_eq!(numbers(actor, 2).len(), 2);
+    }
+    actors.into_iter().for_each(Actor::end);
+    assert!(before.ports().unwrap().is_empty());
+}
+
 #[test]
 fn ports_that_come_and_go_at_once_are_known_to_all_who_stay() {
     let folder = tempfile::tempdir().unwrap();
