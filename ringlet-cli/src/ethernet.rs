@@ -11,7 +11,6 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::frame::MTU_MOST;
 use ringlet_ethernet::room::{Rules, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, port, span, vhost};
@@ -43,7 +42,9 @@ enum EthCommand {
     },
     /// Make a device in this network namespace that is a port of a network, in the foreground; it says `ready`
     ///
-    /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends.
+    /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends, unless it persists (`--persist`, or made by
+    /// `ip tuntap add`): one of one queue that does, and that no other process has, is taken over, with its addresses, routes and MTU. So a port is begun
+    /// anew, by a newer ringlet for one, and what is on the device stays.
     Up(UpArgs),
     /// Make a QEMU guest's virtio-net a port of a network, in the foreground, as a vhost-user back end; it says `ready`
     ///
@@ -91,12 +92,15 @@ struct UpArgs {
     /// The network's name
     #[arg(long, value_name = "NAME")]
     network: String,
-    /// Bytes of the longest packet, 68 to 65521
-    #[arg(long, value_name = "BYTES", default_value_t = MTU_MOST)]
-    mtu: u16,
-    /// The device's address; without it a random one
+    /// Bytes of the longest packet, 68 to 65521, which is what a new device has without it
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u16>,
+    /// The device's address; without it a new device has a random one
     #[arg(long, value_name = "ADDRESS")]
     mac: Option<Mac>,
+    /// The device stays when this command ends, with its addresses and routes, but without a carrier; `ip link del` removes it
+    #[arg(long, conflicts_with = "queues")]
+    persist: bool,
     /// Queues, each with a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(port::QUEUES_MOST)))]
     queues: u16,
@@ -293,8 +297,8 @@ fn show_span(network: &str, span: &Span) -> Result<()> {
 }
 
 fn up(args: UpArgs) -> Result<()> {
-    let UpArgs { device, network, mtu, mac, queues, watch } = args;
-    let settings = Settings { device, mtu, mac, queues, watch_us: watch };
+    let UpArgs { device, network, mtu, mac, persist: persists, queues, watch } = args;
+    let settings = Settings { device, mtu, mac, queues, persists, watch_us: watch };
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
     device::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell).map(drop)
 }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::counters::{Dropped, Totals};
-use crate::frame::{MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
+use crate::frame::{HEADER_BYTES, MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
 use crate::port::{self, Arrived, Event, Filled, Options, Port, Queue};
 use crate::room::Room;
 use crate::wire::About;
@@ -22,9 +22,12 @@ const NAME_MOST: usize = 15;
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub device: String,
-    pub mtu: u16,
+    /// Without them a new device has the longest and a random one; one that is there keeps its own.
+    pub mtu: Option<u16>,
     pub mac: Option<Mac>,
     pub queues: u16,
+    /// It stays when its port ends, without a carrier, for the next one that takes it over.
+    pub persists: bool,
     /// How long to watch, at most, before a sleep.
     pub watch_us: u64,
 }
@@ -36,7 +39,7 @@ pub enum End {
     Failed(String),
 }
 
-/// Makes the device, joins the network, and passes frames until somebody says `End`. `tell` hears what an operator may want to know.
+/// Makes the device, or takes over one that persists and that nobody has; joins the network, and passes frames until somebody says `End`. `tell` hears what an operator may want to know.
 pub fn up(
     settings: &Settings,
     room: Room,
@@ -44,13 +47,16 @@ pub fn up(
     ready: impl FnOnce(Mac),
     tell: impl Fn(String) + Send + 'static,
 ) -> Result<Totals> {
+    let mtu = settings.mtu.unwrap_or(MTU_MOST);
     ensure!(
-        (MTU_LEAST..=MTU_MOST).contains(&settings.mtu),
-        "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {}",
-        settings.mtu
+        (MTU_LEAST..=MTU_MOST).contains(&mtu),
+        "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {mtu}"
     );
-    let mac = settings.mac.map_or_else(Mac::random, Ok)?;
-    let taps = make(settings, mac)?;
+    ensure!(
+        !settings.persists || settings.queues == 1,
+        "a device that persists has one queue: of one that has several the kernel does not tell whether somebody has it"
+    );
+    let (taps, mac) = make(settings, mtu)?;
     let first = Arc::clone(&taps[0]);
     let options = Options { queues: settings.queues, ..Options::new(&settings.device, mac) };
     let (ending, end) = ends;
@@ -90,18 +96,23 @@ pub fn up(
     }
 }
 
-/// The device's queues.
-fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
+/// The device's queues, and its address.
+fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
     let name = &settings.device;
     let sane = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     ensure!(
         (1..=NAME_MOST).contains(&name.len()) && sane && !name.starts_with('.'),
         "a device's name is of up to {NAME_MOST} characters, without blanks, /, : and %: not {name:?}"
     );
-    ensure!(
-        !exists(name),
-        "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`)"
-    );
+    if exists(name) {
+        let taken = take_over(settings).with_context(|| {
+            format!(
+                "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`); a TAP device of one queue that persists, and that nobody has, is taken over"
+            )
+        })?;
+        return finish(settings, vec![taken]);
+    }
+    let mac = settings.mac.map_or_else(Mac::random, Ok)?;
     // (A device of several queues takes more of them: without this, another process's that is made at this instant.)
     let claim = (settings.queues > 1).then(|| claim(name)).transpose();
     let built = claim.and_then(|_claim| {
@@ -110,7 +121,7 @@ fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
             .layer(Layer::L2)
             .offload(true)
             .multi_queue(settings.queues > 1)
-            .mtu(settings.mtu)
+            .mtu(mtu)
             .mac_addr(mac.0)
             .build_sync()
     });
@@ -129,13 +140,101 @@ fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
         let more = devices[0].try_clone().with_context(|| format!("{name} has no more queues"))?;
         devices.push(more);
     }
-    let taps: Vec<Arc<OwnedFd>> = devices.into_iter().map(own).map(Arc::new).collect();
-    set_carrier(taps[0].as_fd(), false)
+    finish(settings, devices.into_iter().map(own).collect())
+}
+
+fn finish(settings: &Settings, taps: Vec<OwnedFd>) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
+    let first = &taps[0];
+    if settings.persists {
+        ask(first, SET_PERSISTENT, &mut 1).context("the device can't be made to stay")?;
+    }
+    set_carrier(first.as_fd(), false)
         .context("the carrier can't be set (Linux 5.0 or newer can)")?;
+    let mut request = request(&settings.device);
+    ask(first, libc::SIOCGIFHWADDR, &mut request).context("the device tells no address")?;
+    // SAFETY: the call has filled it in.
+    #[allow(unsafe_code)]
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
     for tap in &taps {
         rustix::io::ioctl_fionbio(tap, true)?;
     }
-    Ok(taps)
+    let mac = Mac(std::array::from_fn(|at| address[at] as u8));
+    Ok((taps.into_iter().map(Arc::new).collect(), mac))
+}
+
+/// `_IOW('T', 203, int)`, `_IOW('T', 208, unsigned int)`, `_IOW('T', 216, int)`.
+const SET_PERSISTENT: libc::Ioctl = 0x4004_54cb;
+const SET_OFFLOAD: libc::Ioctl = 0x4004_54d0;
+const SET_HEADER_BYTES: libc::Ioctl = 0x4004_54d8;
+
+/// As what `DeviceBuilder` makes is. KERNEL: who has it already has it alone (EBUSY); what is no TAP device, or has several queues, is EINVAL.
+fn take_over(settings: &Settings) -> Result<OwnedFd> {
+    ensure!(settings.queues == 1, "{} queues", settings.queues);
+    let name = &settings.device;
+    let tap = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/net/tun")?);
+    let mut named = request(name);
+    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    named.ifr_ifru.ifru_flags = kind as libc::c_short;
+    ask(&tap, libc::TUNSETIFF, &mut named)?;
+    // (Whoever had it before may have wanted another one.)
+    ask(&tap, SET_HEADER_BYTES, &mut (HEADER_BYTES as libc::c_int))?;
+    let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+    set(&tap, SET_OFFLOAD, offloads)?;
+    // (Linux 6.2 or newer.)
+    let _ = set(&tap, SET_OFFLOAD, offloads | libc::TUN_F_USO4 | libc::TUN_F_USO6);
+    if let Some(mac) = settings.mac {
+        let mut named = request(name);
+        named.ifr_ifru.ifru_hwaddr.sa_family = libc::ARPHRD_ETHER;
+        let mut data = [0; 14];
+        data.iter_mut().zip(mac.0).for_each(|(to, from)| *to = from as libc::c_char);
+        named.ifr_ifru.ifru_hwaddr.sa_data = data;
+        ask(&tap, libc::SIOCSIFHWADDR, &mut named).context("its address can't be set")?;
+    }
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    if let Some(mtu) = settings.mtu {
+        let mut named = request(name);
+        named.ifr_ifru.ifru_mtu = mtu.into();
+        ask(&socket, libc::SIOCSIFMTU, &mut named).context("its MTU can't be set")?;
+    }
+    let mut named = request(name);
+    ask(&socket, libc::SIOCGIFFLAGS, &mut named)?;
+    // SAFETY: the call has filled it in.
+    #[allow(unsafe_code)]
+    let flags = unsafe { named.ifr_ifru.ifru_flags };
+    named.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    ask(&socket, libc::SIOCSIFFLAGS, &mut named).context("it can't be set up")?;
+    Ok(tap)
+}
+
+/// Of a device of this name, which is short enough (`make`).
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: zeros are a request.
+    #[allow(unsafe_code)]
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let place = &mut request.ifr_name[..NAME_MOST];
+    place.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from as libc::c_char);
+    request
+}
+
+/// One of the calls above, each of which reads and writes no more than what it is given here.
+fn ask<T>(of: &OwnedFd, what: libc::Ioctl, with: &mut T) -> std::io::Result<()> {
+    // SAFETY: a request, or a number, as the call takes it: callers.
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::ioctl(of.as_raw_fd(), what, std::ptr::from_mut(with)) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The same of those that take a number itself.
+fn set(of: &OwnedFd, what: libc::Ioctl, number: libc::c_uint) -> std::io::Result<()> {
+    // SAFETY: a number, which is no address to these: callers.
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::ioctl(of.as_raw_fd(), what, libc::c_ulong::from(number)) };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A first queue of a device that nobody has yet, for as long as it takes to make the others.
@@ -143,18 +242,9 @@ fn claim(name: &str) -> std::io::Result<OwnedFd> {
     let tun = std::fs::File::options().read(true).write(true).open("/dev/net/tun")?;
     // KERNEL: IFF_TUN_EXCL: EBUSY where there is a device of this name. The others are those that `DeviceBuilder` has.
     let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
-    let flags = kind | libc::IFF_TUN_EXCL;
-    // SAFETY: zeros are a request; the name is shorter than its place, as `make` has seen; the call reads and writes the request.
-    #[allow(unsafe_code)]
-    let done = unsafe {
-        let mut request: libc::ifreq = std::mem::zeroed();
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        request.ifr_ifru.ifru_flags = flags as libc::c_short;
-        libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request)
-    };
-    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(tun.into()) }
+    let (tun, mut named) = (OwnedFd::from(tun), request(name));
+    named.ifr_ifru.ifru_flags = (kind | libc::IFF_TUN_EXCL) as libc::c_short;
+    ask(&tun, libc::TUNSETIFF, &mut named).map(|()| tun)
 }
 
 fn exists(name: &str) -> bool {

@@ -65,6 +65,45 @@ def carrier(ground):
 
 
 @scene
+def persists(ground):
+    """A device that persists stays, with its addresses, routes and MTU, while its port is ended or killed and begun anew; whoever has one keeps it."""
+    one, other = ground.hosts(2)
+    host = Host(ground, ground.namespace(), one.network, 3, ("--persist", "--mtu", "1400"))
+    host.up()
+    host.run("ip", "route", "add", "198.51.100.0/24", "via", one.ip)
+    host.ping(one.ip)
+    shown = lambda: re.search(r"link/ether (\S+)", host.run("ip", "link", "show", "vnet0"))[1]
+    number = host.run("cat", "/sys/class/net/vnet0/ifindex")
+    host.words = ()
+    for end in (lambda: ground.must("down", "vnet0", within=host.namespace), lambda: host.port.kill()):
+        status, said = ground.eth("up", "vnet0", "--network", one.network, within=host.namespace)
+        require(status != 0 and "there is a device vnet0 here already" in said, f"a second port of a device: {status} {said}")
+        end()
+        host.port.wait(LIMIT_SECONDS)
+        require(not host.has_carrier(), "a carrier without a port")
+        host.start_port()
+        wait_until(lambda: "ready" in host.port.tail() or host.port.poll() is not None, LIMIT_SECONDS, "the port to be ready again")
+        require(host.port.poll() is None, host.port.tail())
+        host.await_carrier(True)
+        host.ping(one.ip)
+        other.ping(host.ip)
+        require("198.51.100.0/24 via" in host.run("ip", "route") and host.run("cat", "/sys/class/net/vnet0/ifindex") == number, host.run("ip", "route"))
+        require("mtu 1400" in host.run("ip", "link", "show", "vnet0") and shown() == host.mac, host.run("ip", "link"))
+    # One that somebody else has made, which is down, has its own address; what is no TAP device of one queue is nobody's.
+    fresh = ground.namespace()
+    within(fresh, "ip", "tuntap", "add", "dev", "vnet0", "mode", "tap")
+    within(fresh, "ip", "link", "set", "vnet0", "address", "02:00:00:00:00:04")
+    made = ground.start(["ip", "netns", "exec", fresh, ground.command, "eth", "up", "vnet0", "--network", one.network])
+    wait_until(lambda: "ready vnet0 02:00:00:00:00:04" in made.tail() or made.poll() is not None, LIMIT_SECONDS, "a device that was made before")
+    within(fresh, "ip", "address", "add", "10.7.0.4/24", "dev", "vnet0")
+    one.ping("10.7.0.4")
+    for device, *kind in (("tun0", "mode", "tun"), ("many", "mode", "tap", "multi_queue")):
+        within(fresh, "ip", "tuntap", "add", "dev", device, *kind)
+        status, said = ground.eth("up", device, "--network", one.network, within=fresh)
+        require(status != 0 and f"there is a device {device} here already" in said, f"{device}: {status} {said}")
+
+
+@scene
 def becomes_another(ground):
     """A device that is renamed, given another address, or moved to another network namespace is shown, and ended, as what and where it is."""
     one, other = ground.hosts(2)

@@ -220,7 +220,8 @@ fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
 
 fn port(queues: u16, mtu: u16, room: Room, ready: &Sender<Result<(), String>>) {
     let ends: (Sender<End>, Receiver<End>) = mpsc::channel();
-    let settings = Settings { device: DEVICE.into(), mtu, mac: None, queues, watch_us: 200 };
+    let (device, mtu) = (DEVICE.into(), Some(mtu));
+    let settings = Settings { device, mtu, mac: None, queues, persists: false, watch_us: 200 };
     let is_ready = ready.clone();
     let ended = device::up(&settings, room, ends, move |_| _ = is_ready.send(Ok(())), |_| ());
     let _ = ready.send(ended.map(drop).map_err(|error| format!("{error:#}")));
