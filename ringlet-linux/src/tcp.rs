@@ -307,8 +307,9 @@ pub fn resets_on_close(fd: i32) -> bool {
 }
 
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
-/// Exact while nobody else reads (the caller holds the receive lock), and no urgent byte waits. Of a connection that is closed, whose error waits and no byte, it is so only if
-/// `take_error` does that: else nobody knows whether a FIN came. ERANGE: more wait than ever arrived, so they came past TCP.
+/// Exact while nobody else reads (the caller holds the receive lock), and no urgent byte waits. Of a connection that is closed, whose error
+/// waits and no byte, it is so only if `take_error` does that: else nobody knows whether a FIN came. ERANGE: more wait than ever arrived, so
+/// they came past TCP.
 pub fn consumed(fd: i32, take_error: impl FnOnce()) -> Sys<u64> {
     let mut before = counts(fd)?;
     for _ in 0..STABLE_LOOKS {
