@@ -571,6 +571,40 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "data/edges_behind_the_urgent_byte",
+        "an edge-triggered set tells of what comes after an urgent byte that a receive has passed",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                end.send_with(b"!", MSG_OOB);
+                a.sync();
+                a.sync();
+                end.send(b"y");
+                a.sync();
+            }
+        },
+        |b| {
+            let end = b.moved();
+            end.set_nonblocking(true);
+            let set = sys::epoll_create().expect("a set");
+            let events = IN | PRI | libc::EPOLLET as u32;
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, events, 1).expect("added");
+            let told = || sys::epoll_wait(set, 4, PATIENCE_MS).map(|told| told.len());
+            for _ in 0..3 {
+                b.sync();
+                b.sync();
+                record("urgent", told());
+                end.recv(10);
+                b.sync();
+                b.sync();
+                record("behind it", told());
+                end.recv(10);
+                end.recv(10);
+            }
+        },
+    ),
+    pair(
         "data/sendfile",
         "sendfile from a file's position, from an offset, and past its end",
         |a| {
