@@ -12,6 +12,7 @@ pub mod diag;
 pub mod elf;
 pub mod fd;
 pub mod futex;
+pub mod locked;
 pub mod map;
 pub mod meet;
 pub mod proof;

@@ -1,5 +1,6 @@
 //! Memory: tables of our own, tables shared over fork, sealed segments.
 
+use crate::locked;
 use crate::sys::{Errno, Sys, close, sys};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -22,10 +23,63 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
 unsafe impl Zeroed for AtomicUsize {}
 
 fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
+    if locked::is_future_locked() {
+        return map_unlocked(len, prot, flags, fd);
+    }
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
     unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, 0usize) }
         .map(|address| address as *mut u8)
 }
+
+/// Where the program has all locked that is mapped. KERNEL: no page is made to be there that may not be used yet. (It counts against the limit for
+/// a moment, and can't be had where that has no room for it.)
+#[cold]
+fn map_unlocked(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
+    // SAFETY: as in `map`; nobody else knows of it yet.
+    unsafe {
+        let address = sys!(SYS_mmap, 0usize, len, libc::PROT_NONE, flags, fd, 0usize)?;
+        let done = sys!(SYS_munlock, address, len).and(sys!(SYS_mprotect, address, len, prot));
+        if let Err(error) = done {
+            let _ = sys!(SYS_munmap, address, len);
+            return Err(error);
+        }
+        Ok(address as *mut u8)
+    }
+}
+
+/// Fresh zeroed memory in the place of a mapping of ours, in one step.
+///
+/// # Safety
+/// Whole pages of a mapping of ours, where zero is valid, and may be found at any time.
+unsafe fn map_over(base: usize, len: usize, flags: i32) -> Sys<()> {
+    // SAFETY: by contract.
+    unsafe {
+        if !locked::is_future_locked() {
+            let flags = flags | libc::MAP_FIXED;
+            sys!(SYS_mmap, base, len, READ_WRITE, flags, -1i32, 0usize)?;
+        } else {
+            let made = map(len, READ_WRITE, flags, -1)?;
+            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            if let Err(error) = sys!(SYS_mremap, made, len, len, how, base) {
+                let _ = sys!(SYS_munmap, made, len);
+                return Err(error);
+            }
+        }
+        if flags & libc::MAP_SHARED != 0 && len >= LARGE_BYTES {
+            leave_out(base, len);
+        }
+    }
+    Ok(())
+}
+
+/// Not to be written to a core dump. KERNEL: of shared memory the dump makes each page that was never used, and writes it.
+fn leave_out(base: usize, len: usize) {
+    // SAFETY: advice on a mapping of ours.
+    let _ = unsafe { sys!(SYS_madvise, base, len, libc::MADV_DONTDUMP) };
+}
+
+/// Smaller shared memory may be dumped.
+const LARGE_BYTES: usize = 64 << 10;
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -79,7 +133,26 @@ struct Ground {
     /// For those that are smaller than a page: what a fork writes lies on few pages.
     small: Rest,
     large: Rest,
+    /// Where all of it lies.
+    base: AtomicUsize,
+    top: AtomicUsize,
 }
+
+/// Where the grounds lie, which are large and hardly used; none before they are made.
+pub fn tables() -> Option<[Range<usize>; 2]> {
+    let all = [&PRIVATE, &FAMILY]
+        .map(|ground| ground.base.load(Ordering::Relaxed)..ground.top.load(Ordering::Relaxed));
+    all.iter().all(|range| !range.is_empty()).then_some(all)
+}
+
+/// What memfds are called that are the library's own affair.
+pub const OURS: [&str; 5] = [
+    "/memfd:ringlet-segment",
+    "/memfd:ringlet-lane",
+    "/memfd:ringlet-process",
+    "/memfd:ringlet-context",
+    "/memfd:ringlet-tap",
+];
 
 static PRIVATE: Ground = Ground::new(libc::MAP_PRIVATE);
 /// (Private too until it is needed: `share`.)
@@ -102,7 +175,8 @@ static NEAR: Near = Near(UnsafeCell::new([0; NEAR_BYTES]));
 
 impl Ground {
     const fn new(flags: i32) -> Ground {
-        Ground { flags, small: Rest::none(), large: Rest::none() }
+        let (base, top) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Ground { flags, small: Rest::none(), large: Rest::none(), base, top }
     }
 
     fn begin(&self, bytes: usize, small: Option<usize>) -> Sys<()> {
@@ -118,6 +192,8 @@ impl Ground {
             }
         };
         self.large.set(base, end);
+        self.base.store(base, Ordering::Relaxed);
+        self.top.store(base + bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -129,6 +205,7 @@ impl Ground {
         self.small.set(0, 0);
         self.large.set(0, 0);
         if back > 0 {
+            self.base.store(base + back, Ordering::Relaxed);
             // SAFETY: whole pages of our own mapping that nobody was given.
             let _ = unsafe { sys!(SYS_munmap, base, back) };
         }
@@ -163,6 +240,8 @@ pub fn together<T>(bytes: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
     });
     PRIVATE.end(HUGE_PAGE_BYTES);
     FAMILY.end(PAGE_BYTES);
+    // (A dump that goes through a pipe has zeros for what holds nothing.)
+    tables().into_iter().flatten().for_each(|part| leave_out(part.start, part.len()));
     made
 }
 
@@ -191,9 +270,8 @@ pub fn share() -> bool {
     let mut shared = TO_SHARE.next.load(Ordering::Relaxed) == 0;
     if !shared {
         let bytes = TO_SHARE.end.load(Ordering::Relaxed) - begin;
-        let flags = TABLE | libc::MAP_SHARED | libc::MAP_FIXED;
         // SAFETY: whole pages of our own mapping, for tables in which nothing was put, so that they are zero before and after.
-        shared = unsafe { sys!(SYS_mmap, begin, bytes, READ_WRITE, flags, -1i32, 0usize) }.is_ok();
+        shared = unsafe { map_over(begin, bytes, TABLE | libc::MAP_SHARED) }.is_ok();
         if shared {
             // ORDER: Release; pairs with the loads of `share`: who finds it so finds the memory.
             TO_SHARE.next.store(0, Ordering::Release);
@@ -280,13 +358,9 @@ impl<T: Zeroed> Table<T> {
 /// Puts fresh zeroed memory in the place of entries of such a table: from now on they are this process's, and its later children's. The
 /// others keep what was there. Whoever looks at an entry meanwhile finds the old value or zero.
 pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: whole pages of a mapping of ours (the kernel refuses others), which stay mapped for good; the entries are atomics that may
     // change at any time, and zero is valid (contract of `Zeroed`).
-    unsafe {
-        sys!(SYS_mmap, entries.as_ptr(), size_of_val(entries), READ_WRITE, flags, -1i32, 0usize)
-    }
-    .map(drop)
+    unsafe { map_over(entries.as_ptr() as usize, size_of_val(entries), TABLE | libc::MAP_SHARED) }
 }
 
 /// A private copy of a mapping that others write to as well, as it is now. (Of pages that hold nothing, none are made, neither there nor here.)
@@ -444,13 +518,18 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
     Ok(unsafe { Area::new(base, len) })
 }
 
+/// The same for what is the library's own affair, and large: no core dump of the program has it.
+pub fn map_segment(fd: i32, len: usize) -> Sys<Area> {
+    let area = map_shared(fd, len, true)?;
+    leave_out(area.base() as usize, len);
+    Ok(area)
+}
+
 /// In a child: private memory in the place of a mapping of its parent's, made of atomics. A handler in which it was forked returns to a frame
 /// that may be about to write there.
 pub fn stand_in(base: usize, len: usize) {
-    const FLAGS: i32 =
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: a whole mapping of ours; what is found there from now on is zero, which is a value of atomics.
-    let _ = unsafe { sys!(SYS_mmap, base, len, READ_WRITE, FLAGS, -1i32, 0usize) };
+    let _ = unsafe { map_over(base, len, TABLE | libc::MAP_PRIVATE) };
 }
 
 /// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.

@@ -264,6 +264,17 @@ pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
     result
 }
 
+/// Has the calling thread this capability in its own user namespace?
+pub fn has_capability(number: u32) -> bool {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    // Effective, permitted, inheritable; of the first 32, and of the others.
+    let mut sets = [0u32; 6];
+    // SAFETY: a header of that version, and room for what it tells of.
+    let asked = unsafe { sys!(SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    asked.is_ok() && sets[number as usize / 32 * 3] >> (number % 32) & 1 != 0
+}
+
 /// Is there a file of that name, which we may use?
 pub fn exists(path: &core::ffi::CStr) -> bool {
     let mode = libc::R_OK | libc::W_OK;

@@ -309,6 +309,104 @@ int main(int count, char **words)
 }
 "#;
 
+/// Has connections in the ring, as nobody. What is written to a core dump, and what mlockall locks now and later, is as if there were none.
+const ALL_MEMORY: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+#define LARGE (1 << 20)
+
+static int (*path)(int);
+
+/// In KiB.
+static long told(const char *what)
+{
+    char line[256];
+    long found = -1;
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status))
+        if (!strncmp(line, what, strlen(what)))
+            sscanf(line + strlen(what), ": %ld", &found);
+    fclose(status);
+    return found;
+}
+
+/// A connection of which both ends are here; how many trips it has made until it was in the ring.
+static int move(int must)
+{
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0), trip = 0;
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    char byte = 1;
+    bind(listener, (struct sockaddr *)&address, length);
+    listen(listener, 1);
+    getsockname(listener, (struct sockaddr *)&address, &length);
+    connect(near, (struct sockaddr *)&address, length);
+    int far = accept(listener, 0, 0);
+    for (; trip < (must ? 5000 : 200) && path(near) != 3; trip++)
+        if (send(near, &byte, 1, 0) != 1 || recv(far, &byte, 1, 0) != 1 || send(far, &byte, 1, 0) != 1 || recv(near, &byte, 1, 0) != 1)
+            return 0;
+    return path(near) == 3 || !must;
+}
+
+/// Are there mappings of ours, and is each large one left out of a dump?
+static int left_out(void)
+{
+    char line[512], name[512] = "";
+    unsigned long start, end, bytes = 0, seen = 0, right = 1;
+    int ours = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%lx-%lx", &start, &end) == 2) {
+            bytes = end - start;
+            ours = strstr(line, "ringlet-") || strstr(line, "/dev/zero") || (!strchr(line, '/') && !strchr(line, '['));
+            strcpy(name, line);
+        } else if (!strncmp(line, "VmFlags:", 8) && ours && bytes >= LARGE) {
+            seen++;
+            if (!strstr(line, " dd"))
+                right = 0, printf("dumped: %s", name);
+        }
+    }
+    fclose(maps);
+    return seen >= 4 && right;
+}
+
+int main(void)
+{
+    struct rlimit limit;
+    long before = told("VmSize");
+    path = (int (*)(int))dlsym(RTLD_DEFAULT, "ringlet_path");
+    MUST(path && (getuid() != 0 || (setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0)));
+    MUST(move(1) && move(1) && left_out());
+    MUST(getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    if (limit.rlim_cur / 1024 < before + 2048) {
+        puts("skipped: RLIMIT_MEMLOCK has no room for a program without ringlet either");
+        return 0;
+    }
+    MUST(told("VmSize") * 1024 > (long)limit.rlim_cur || limit.rlim_cur == RLIM_INFINITY);
+    MUST(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    MUST(told("VmLck") > 1024 && told("VmLck") < before + 2048 && told("VmRSS") < before + 8192);
+    // What is mapped from now on is locked, but for what is ours. (Where there is room for a segment for a moment.)
+    MUST(move(0) && move(0) && told("VmLck") < before + 2048 && left_out());
+    long locked = told("VmLck");
+    MUST(mmap(0, 512 << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+    MUST(told("VmLck") == locked + 512);
+    MUST(munlockall() == 0 && told("VmLck") == 0);
+    // Pages are locked as they come.
+    MUST(mlockall(MCL_CURRENT | MCL_ONFAULT) == 0 && told("VmLck") > 1024 && told("VmRSS") < before + 8192);
+    MUST(mlockall(8) == -1 && mlockall(0) == -1);
+    return 0;
+}
+"#;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Place(PathBuf);
@@ -434,6 +532,12 @@ fn what_exports_names_of_ours_goes_on_to_ours_and_is_not_called_back() {
     let object = place.build("front.o", IN_FRONT, &["-c", "-w"]);
     let words = ["-w", "-rdynamic", "-ldl", object.to_str().unwrap()];
     run(&place.build("exports", CALLS_ALL, &words), &[]);
+}
+
+#[test]
+fn what_walks_all_memory_finds_none_of_ours() {
+    let place = Place::new("memory");
+    run(&place.build("memory", ALL_MEMORY, &["-w"]), &[]);
 }
 
 /// Each library that is loaded with every program costs its start. (A build for debugging unwinds, and needs more.)

@@ -82,7 +82,7 @@ impl Shared {
     fn lane_over(&self, port: Port) -> Result<Arc<Lane>, Error> {
         let made = map::sealed_memfd(c"ringlet-am", SEGMENT_BYTES, 0);
         let segment = own(made.map_err(|_| Error::NoResource)?);
-        let segment = Mapping::new(raw(&segment), SEGMENT_BYTES).ok_or(Error::NoResource)?;
+        let segment = Mapping::of_rings(raw(&segment), SEGMENT_BYTES).ok_or(Error::NoResource)?;
         let peer = Name::of_somebody_afar().ok_or(Error::NoResource)?;
         Ok(Arc::new(Lane::over(Wire::new(port), self.lane_id(), peer, segment)))
     }

@@ -21,6 +21,11 @@ impl Mapping {
         map::map_shared(fd, bytes, true).ok().map(Mapping)
     }
 
+    /// The same of rings, which no core dump of the program has.
+    pub fn of_rings(fd: i32, bytes: usize) -> Option<Mapping> {
+        map::map_segment(fd, bytes).ok().map(Mapping)
+    }
+
     pub fn area(&self) -> Area {
         self.0
     }

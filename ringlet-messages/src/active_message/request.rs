@@ -205,7 +205,7 @@ impl Shared {
     /// Begins a connection; its lane opens, or ends, later.
     fn connect(&self, endpoint: &Arc<Endpoint>, peer: Name) -> Option<Arc<Lane>> {
         let segment = own(map::sealed_memfd(c"ringlet-am", SEGMENT_BYTES, 0).ok()?);
-        let mapping = Mapping::new(raw(&segment), SEGMENT_BYTES)?;
+        let mapping = Mapping::of_rings(raw(&segment), SEGMENT_BYTES)?;
         let lane = Arc::new(Lane::new(self.lane_id(), peer, mapping, 0));
         lane.memory.head().magic.store(MAGIC, Ordering::Relaxed);
         let (endpoint, joined) = (endpoint.clone(), lane.clone());

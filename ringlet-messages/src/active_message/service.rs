@@ -581,7 +581,7 @@ fn open(
     if map::sealed_size(raw(&segment)) != Ok(SEGMENT_BYTES) {
         return Err(Status::Unreachable);
     }
-    let mapping = Mapping::new(raw(&segment), SEGMENT_BYTES).ok_or(Status::Congestion)?;
+    let mapping = Mapping::of_rings(raw(&segment), SEGMENT_BYTES).ok_or(Status::Congestion)?;
     let lane = Arc::new(Lane::new(shared.lane_id(), note.from, mapping, 1));
     if lane.memory.head().magic.load(Ordering::Relaxed) != MAGIC {
         return Err(Status::Unreachable);

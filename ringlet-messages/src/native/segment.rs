@@ -30,7 +30,7 @@ pub(super) fn own(fd: i32) -> OwnedFd {
 /// A fresh segment of zeros.
 pub(super) fn make_segment(bytes: usize) -> Result<(OwnedFd, Mapping), Error> {
     let memfd = own(map::sealed_memfd(c"ringlet-native", bytes, libc::F_SEAL_SEAL)?);
-    let area = map::map_shared(memfd.as_raw_fd(), bytes, true)?;
+    let area = map::map_segment(memfd.as_raw_fd(), bytes)?;
     Ok((memfd, Mapping(area)))
 }
 
@@ -38,7 +38,10 @@ pub(super) fn make_segment(bytes: usize) -> Result<(OwnedFd, Mapping), Error> {
 pub(super) fn map_segment(fd: Option<i32>, bytes: usize, writable: bool) -> Result<Mapping, Error> {
     let memfd = fd.ok_or(Error::PeerCorrupt)?;
     let mapped = match map::sealed_size(memfd) {
-        Ok(size) if size == bytes => map::map_shared(memfd, bytes, writable).map_err(Error::from),
+        Ok(size) if size == bytes && writable => {
+            map::map_segment(memfd, bytes).map_err(Error::from)
+        }
+        Ok(size) if size == bytes => map::map_shared(memfd, bytes, false).map_err(Error::from),
         Ok(_) | Err(Errno::EINVAL) => Err(Error::PeerCorrupt),
         Err(errno) => Err(errno.into()),
     };

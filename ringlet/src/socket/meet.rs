@@ -974,7 +974,7 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
     let bytes = geometry.segment_bytes();
     budget::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
-        match map::map_shared(fd, bytes, true) {
+        match map::map_segment(fd, bytes) {
             Ok(area) => Ok((fd, area)),
             Err(error) => {
                 sys::close(fd);
@@ -1147,7 +1147,7 @@ fn map_segment(
         Err(error) => return Err(Reason::from(error)),
     }
     budget::reserve(tables, bytes)?;
-    let area = map::map_shared(segment, bytes, true).map_err(|error| {
+    let area = map::map_segment(segment, bytes).map_err(|error| {
         budget::release(tables, bytes);
         Reason::from(error)
     })?;

@@ -307,7 +307,7 @@ fn open(tables: &'static Tables) -> Option<Tap> {
         return Some(tap);
     }
     let memfd = map::sealed_memfd(TAP_MEMFD_NAME, TAP_FILE_BYTES, 0).and_then(fd::hide).ok()?;
-    let Ok(area) = map::map_shared(memfd, TAP_FILE_BYTES, true) else {
+    let Ok(area) = map::map_segment(memfd, TAP_FILE_BYTES) else {
         sys::close(memfd);
         return None;
     };

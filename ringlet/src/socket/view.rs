@@ -17,7 +17,7 @@ const _: () = assert!(Receiving::Ring as u32 == RECEIVING_RING);
 pub fn open(tables: &Tables) {
     let made = map::sealed_memfd(c"ringlet-process", PROCESS_FILE_BYTES, 0).and_then(fd::hide);
     let Ok(memfd) = made else { return };
-    let Ok(area) = map::map_shared(memfd, PROCESS_FILE_BYTES, true) else {
+    let Ok(area) = map::map_segment(memfd, PROCESS_FILE_BYTES) else {
         sys::close(memfd);
         return;
     };

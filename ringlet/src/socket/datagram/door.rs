@@ -537,7 +537,7 @@ fn make_lane(tables: &Tables, geometry: LaneGeometry) -> Result<(i32, Area), Rea
     let bytes = geometry.lane_bytes();
     budget::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-lane", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
-        map::map_shared(fd, bytes, true).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
+        map::map_segment(fd, bytes).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
     });
     let (fd, area) = made.map_err(|error| {
         budget::release(tables, bytes);
@@ -598,7 +598,7 @@ fn check_lane(
         return Err(Reason::BadPeer);
     }
     budget::reserve(tables, bytes)?;
-    let area = map::map_shared(memfd, bytes, true).map_err(|error| {
+    let area = map::map_segment(memfd, bytes).map_err(|error| {
         budget::release(tables, bytes);
         Reason::from(error)
     })?;

@@ -1,0 +1,130 @@
+//! mlockall beside memory of ours: the program's is locked, and ours is not, nor made to be there.
+//!
+//! KERNEL: mlockall counts all that is mapped against RLIMIT_MEMLOCK, used or not, and makes all of it be there. So what is mapped now is locked
+//! piece by piece, as /proc/self/maps tells them, and what is mapped later by the kernel's own flag, from which our mappings are freed again (`map`).
+
+use crate::map::{self, Scratch};
+use crate::sys::{self, Errno, Sys, close, sys};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+static FUTURE: AtomicU32 = AtomicU32::new(0);
+
+/// Is what is mapped from now on locked, and held by memory at once?
+#[inline(always)]
+pub fn is_future_locked() -> bool {
+    FUTURE.load(Ordering::Relaxed) != 0
+}
+
+const KNOWN: i32 = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+/// Lines that are read at a time: a line of the kernel's is never longer than its path and a page.
+const LINES_BYTES: usize = 32 << 10;
+const CAP_IPC_LOCK: u32 = 14;
+
+/// Serves mlockall. `by_kernel` makes the call as the program has made it.
+pub fn lock_all(flags: i32, by_kernel: impl Fn() -> Sys<usize>) -> Sys<usize> {
+    let future = flags & libc::MCL_FUTURE;
+    if flags & !KNOWN != 0 || flags & libc::MCL_CURRENT == 0 || map::tables().is_none() {
+        // (Before the kernel's: another thread may map something of ours as soon as that is done.)
+        note_future(flags);
+        return by_kernel();
+    }
+    let on_fault = libc::MLOCK_ONFAULT;
+    if !fits().unwrap_or(false) || !lock_current(on_fault).unwrap_or(false) {
+        // It says why not, or there is no list of what is mapped.
+        note_future(flags);
+        return by_kernel();
+    }
+    if future != 0 {
+        note_future(flags);
+        // SAFETY: no memory is passed.
+        unsafe { sys!(SYS_mlockall, flags & !libc::MCL_CURRENT)? };
+    } else if is_future_locked() {
+        // KERNEL: so the call ends what was said of the future. Only one that unlocks all does so alone.
+        // SAFETY: no memory is passed.
+        unsafe { sys!(SYS_munlockall)? };
+        FUTURE.store(0, Ordering::Relaxed);
+    }
+    // (With what was mapped meanwhile. KERNEL: a page that can't be had is no error.)
+    let _ = lock_current(if flags & libc::MCL_ONFAULT != 0 { on_fault } else { 0 });
+    Ok(0)
+}
+
+fn note_future(flags: i32) {
+    if flags & libc::MCL_FUTURE != 0 {
+        FUTURE.store(1, Ordering::Relaxed);
+    }
+}
+
+/// May the program lock so much? The kernel asks for all that is mapped.
+fn fits() -> Sys<bool> {
+    let mut sum = 0u64;
+    each(|range| sum += range.len() as u64)?;
+    Ok(sum <= sys::limit(libc::RLIMIT_MEMLOCK) || sys::has_capability(CAP_IPC_LOCK))
+}
+
+/// False: nothing could be locked. (A piece may have been unmapped meanwhile, which is an error of the same name as the limit's.)
+fn lock_current(flags: u32) -> Sys<bool> {
+    let mut any = false;
+    each(|range| {
+        // SAFETY: changes no memory, but that it is there.
+        any |= unsafe { sys!(SYS_mlock2, range.start, range.len(), flags) }.is_ok();
+    })?;
+    Ok(any)
+}
+
+/// All that is mapped and is not ours, in order.
+fn each(mut tell: impl FnMut(Range<usize>)) -> Sys<()> {
+    let mut lines = Scratch::new(LINES_BYTES, 0u8).ok_or(Errno::ENOMEM)?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let file =
+        unsafe { sys!(SYS_openat, libc::AT_FDCWD, c"/proc/self/maps".as_ptr(), flags, 0)? } as i32;
+    let own = lines.area();
+    let own = own.base() as usize..own.base() as usize + own.len();
+    let told = loop {
+        // SAFETY: a valid buffer.
+        match unsafe { sys!(SYS_read, file, lines.as_mut_ptr(), LINES_BYTES) } {
+            // KERNEL: each read brings whole lines.
+            Ok(0) => break Ok(()),
+            Ok(n) => {
+                let ranges = lines[..n].split(|byte| *byte == b'\n').filter_map(of_line);
+                ranges.for_each(|range| tell_rest(range, &own, &mut tell));
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    close(file);
+    told
+}
+
+/// What of a mapping is not of our tables: the kernel makes one of neighbours of the same kind.
+fn tell_rest(range: Range<usize>, own: &Range<usize>, tell: &mut impl FnMut(Range<usize>)) {
+    let mut from = range.start;
+    let [first, second] = map::tables().unwrap_or_default();
+    let mut ours = [first, second, own.clone()];
+    ours.sort_unstable_by_key(|part| part.start);
+    for part in ours.into_iter().filter(|part| part.start < range.end && part.end > range.start) {
+        if part.start > from {
+            tell(from..part.start);
+        }
+        from = from.max(part.end);
+    }
+    if from < range.end {
+        tell(from..range.end);
+    }
+}
+
+/// `START-END RIGHTS OFFSET DEVICE INODE PATH`; none of a memfd of ours, or of what lies beyond the program's half.
+fn of_line(line: &[u8]) -> Option<Range<usize>> {
+    const USER_END: usize = 1 << 56;
+    let text = core::str::from_utf8(line).unwrap_or_default();
+    // (A path need not be text; what stands before is.)
+    let text = if text.is_empty() { core::str::from_utf8(line.get(..40)?).ok()? } else { text };
+    let (range, rest) = text.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    let is_ours = || map::OURS.iter().any(|name| rest.contains(*name));
+    let range = number(start)?..number(end)?;
+    (range.end <= USER_END && !is_ours()).then_some(range)
+}
