@@ -134,7 +134,20 @@ unsafe fn found(
         }
         process::uses_io_uring();
     }
-    Answer::is(if objects::is_in(&objects::pieces_of_libc(), found) { of_ours } else { found })
+    let of_libc = objects::is_in(&objects::pieces_of_libc(), found);
+    Answer::is(if of_libc && !goes_on_to(caller, name) { of_ours } else { found })
+}
+
+/// Does ours of this name go on to the caller's, which stands between us and libc? It means libc's: ours would come back to it.
+fn goes_on_to(caller: usize, name: &CStr) -> bool {
+    let mut found = false;
+    objects::each_loaded(|loaded| {
+        let object = &loaded.object;
+        found |= loaded.holds(caller)
+            && object.find(name).is_some()
+            && objects::behind_us().any(|other| other.is(object) && !objects::is_libc(&other));
+    });
+    found
 }
 
 /// Is it what our function of this name goes on to?

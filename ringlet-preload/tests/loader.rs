@@ -309,6 +309,86 @@ int main(int count, char **words)
 }
 "#;
 
+/// Stands behind ours, and has functions that go on to libc's, which they find by a handle (as Samba's wrappers do).
+const BEHIND: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef long call(long, long, long, long, long, long);
+
+static int calls;
+
+int calls_behind(void)
+{
+    return calls;
+}
+
+static long next(const char *name, int deep, long a, long b, long c, long d, long e, long f)
+{
+    static int inside;
+    static void *libc[2];
+    if (inside++ > 10)
+        syscall(SYS_exit_group, 99);
+    if (!libc[deep])
+        libc[deep] = dlopen("libc.so.6", RTLD_LAZY | (deep ? RTLD_DEEPBIND : 0));
+    long done = ((call *)dlsym(libc[deep], name))(a, b, c, d, e, f);
+    inside--;
+    calls++;
+    return done;
+}
+
+#define GOES_ON(name, deep) \
+    long my_##name(long a, long b, long c, long d, long e, long f) __asm__(#name); \
+    long my_##name(long a, long b, long c, long d, long e, long f) \
+    { \
+        return next(#name, deep, a, b, c, d, e, f); \
+    }
+
+GOES_ON(socket, 0) GOES_ON(connect, 0) GOES_ON(accept, 1) GOES_ON(recv, 0) GOES_ON(send, 1) GOES_ON(recvfrom, 0) GOES_ON(sendto, 0)
+GOES_ON(recvmsg, 0) GOES_ON(sendmsg, 0) GOES_ON(read, 0) GOES_ON(write, 0) GOES_ON(close, 0) GOES_ON(dup, 0) GOES_ON(sigaction, 0)
+"#;
+
+/// A connection over it.
+const OVER_IT: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+
+static void nothing(int number)
+{
+}
+
+int main(void)
+{
+    int (*calls)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "calls_behind");
+    MUST(calls);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    char byte = 1;
+    struct sigaction action = { .sa_handler = nothing };
+    MUST(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    MUST(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    MUST(connect(near, (struct sockaddr *)&address, length) == 0 && calls() >= 3);
+    int far = accept(listener, 0, 0);
+    for (int trip = 0; trip < 2000; trip++) {
+        MUST(send(near, &byte, 1, 0) == 1 && recv(far, &byte, 1, 0) == 1);
+        MUST(write(far, &byte, 1) == 1 && read(near, &byte, 1) == 1);
+    }
+    MUST(sigaction(SIGUSR1, &action, 0) == 0 && close(dup(near)) == 0 && close(near) == 0);
+    MUST(recv(far, &byte, 1, 0) == 0 && close(far) == 0 && calls() >= 10);
+    return 0;
+}
+"#;
+
 /// Has connections in the ring, as nobody. What is written to a core dump, and what mlockall locks now and later, is as if there were none.
 const ALL_MEMORY: &str = r#"
 #define _GNU_SOURCE
@@ -532,6 +612,16 @@ fn what_exports_names_of_ours_goes_on_to_ours_and_is_not_called_back() {
     let object = place.build("front.o", IN_FRONT, &["-c", "-w"]);
     let words = ["-w", "-rdynamic", "-ldl", object.to_str().unwrap()];
     run(&place.build("exports", CALLS_ALL, &words), &[]);
+}
+
+#[test]
+fn a_library_behind_ours_finds_libc_by_a_handle() {
+    let place = Place::new("behind");
+    let behind = place.build("libbehind.so", BEHIND, &["-shared", "-fPIC", "-w"]);
+    let program = place.build("over", OVER_IT, &["-w"]);
+    run_with(&[&behind], &program, &[]);
+    // In front of ours it finds ours, which goes on to libc.
+    run_among(&[&behind], &[], &program, &[], "off");
 }
 
 #[test]
