@@ -122,8 +122,13 @@ impl RingMemory for Memory {
 
 /// `LOOM_MAX_PREEMPTIONS` looks further than the usual three preemptions of a thread that could run on.
 pub fn model(f: impl Fn() + Sync + Send + 'static) {
+    model_of(3, f);
+}
+
+/// The same with so many preemptions: of more threads there are more.
+pub fn model_of(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
     builder.check(f);
 }
 
