@@ -255,12 +255,45 @@ pub fn hold_calls(calls: &[libc::c_long]) -> Fd {
     steps.push(step(end, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    // (By no call of libc's, after which the process would be left alone.)
     // SAFETY: a program that lives; it concerns this thread alone.
     let listener = unsafe {
         unit(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).expect("prctl");
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        let operation = libc::SECCOMP_SET_MODE_FILTER as usize;
+        around_libc(libc::SYS_seccomp, [operation, flags as usize, &raw const program as usize])
     };
-    result(listener as isize).expect("a filter") as Fd
+    assert!(listener >= 0, "no filter: {listener}");
+    listener as Fd
+}
+
+/// A system call.
+///
+/// # Safety
+/// As for the call.
+unsafe fn around_libc(number: c_long, [a, b, c]: [usize; 3]) -> isize {
+    let done;
+    // SAFETY: by contract; the kernel keeps all other registers.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => done,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+        #[cfg(target_arch = "aarch64")]
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => done,
+            in("x1") b,
+            in("x2") c,
+        );
+    }
+    done
 }
 
 /// Lets such calls go on until it is `over`; `amid` comes before each.

@@ -508,7 +508,8 @@ pub const CASES: &[Case] = &[
             });
         },
     )
-    .each_side(),
+    .each_side()
+    .steady(),
     pair(
         "processes/closed_in_before_it_moves",
         "the same of a connection that was not yet moved, closed in by seccomp",
@@ -526,7 +527,8 @@ pub const CASES: &[Case] = &[
             });
         },
     )
-    .each_side(),
+    .each_side()
+    .steady(),
     pair(
         "processes/closed_in_strictly",
         "the same in strict mode, where even an end by exit_group kills",
@@ -542,7 +544,8 @@ pub const CASES: &[Case] = &[
             });
         },
     )
-    .each_side(),
+    .each_side()
+    .steady(),
     pair(
         "processes/closed_in_by_landlock",
         "the same of one that may open no file any more",
@@ -557,7 +560,8 @@ pub const CASES: &[Case] = &[
                 echo_confined(end.0, || {})
             });
         },
-    ),
+    )
+    .steady(),
     pair(
         "processes/closed_in_with_a_set",
         "the same, waiting on a set in which the connection was before",
@@ -583,7 +587,8 @@ pub const CASES: &[Case] = &[
                 if wrong == 0 { code } else { 97 }
             });
         },
-    ),
+    )
+    .steady(),
     pair(
         "processes/closed_in_and_accepts",
         "a child that has closed itself in accepts connections, and names them anew",
