@@ -39,7 +39,8 @@ pub enum End {
     Failed(String),
 }
 
-/// Makes the device, or takes over one that persists and that nobody has; joins the network, and passes frames until somebody says `End`. `tell` hears what an operator may want to know.
+/// Makes the device, or takes over one that persists and that nobody has; joins the network, and passes frames until somebody says `End`. `tell` hears
+/// what an operator may want to know.
 pub fn up(
     settings: &Settings,
     room: Room,

@@ -198,10 +198,10 @@ impl Bell {
     /// Wakes the peer, or finds that it is gone. What finds no room is as good as rung: bytes are waiting for it.
     #[cold]
     pub fn ring(&self) {
-        match meet::send(self.socket(), &[1], &[]) {
-            // KERNEL: ECONNRESET of bytes that it had not read when it went.
-            Err(sys::Errno(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN)) => self.give_up(),
-            _ => {}
+        // KERNEL: ECONNRESET of bytes that it had not read when it went.
+        let rang = meet::send(self.socket(), &[1], &[]);
+        if matches!(rang, Err(sys::Errno(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN))) {
+            self.give_up();
         }
         // A child of a peer that is gone holds the other end.
         self.look();

@@ -99,7 +99,7 @@ impl Region {
         // ORDER: a SeqCst swap, as a publish is; pairs with `is_rung`: what was stored before is seen with it, and the
         // look at the flag comes after it.
         rings(&self.remote).swap(self.rung, Ordering::SeqCst);
-        if !self.wake() && self.rung % u64::from(SENDS_PER_CLOCK) == 0 {
+        if !self.wake() && self.rung.is_multiple_of(SENDS_PER_CLOCK.into()) {
             self.link.data.look();
         }
         // (One that has closed may have heard it, awake as it was.)
