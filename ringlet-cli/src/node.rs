@@ -35,7 +35,8 @@ pub struct NodeArgs {
 enum NodeCommand {
     /// Run the service, in the foreground; it says `ready`, then each decision
     ///
-    /// It needs CAP_BPF and CAP_NET_ADMIN to begin with, and serves programs of all users.
+    /// It needs CAP_BPF and CAP_NET_ADMIN to begin with, and serves programs of all users. By SIGHUP it reads its policy again, for who comes from then
+    /// on; what can't be changed while it runs (labels, the cluster, that it isolates at all) it says.
     Run(RunArgs),
     /// Make a cluster of hosts, or take this host into one: its key and certificate
     Enrol(EnrolArgs),
@@ -125,9 +126,16 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         NodeCommand::Run(args) => {
             let policy = Policy::load(args.policy.as_deref())?;
-            let (directory, labels) = (args.directory, args.labels);
+            let (file, directory, labels) = (args.policy, args.directory, args.labels);
             let (group, quiet) = (args.cgroup, args.quiet);
-            ringlet_node::run(ringlet_node::Options { directory, labels, policy, group, quiet })?;
+            ringlet_node::run(ringlet_node::Options {
+                directory,
+                labels,
+                policy,
+                file,
+                group,
+                quiet,
+            })?;
         }
         NodeCommand::Enrol(args) => enrol(args)?,
         NodeCommand::Status(args) => {
@@ -207,6 +215,9 @@ fn show(told: &Value, kept: Result<Option<Kept>, Status>) {
         }
         println!("{} carriers were lost", number("lost"));
     }
+    let earlier = told["earlier_carriers"].as_array().into_iter().flatten();
+    earlier
+        .for_each(|pid| println!("pid {pid}, of a service before, goes on with what it carries"));
     if told["cluster"].is_object() {
         show_cluster(&told["cluster"]);
     }
@@ -218,6 +229,8 @@ fn show(told: &Value, kept: Result<Option<Kept>, Status>) {
         let reason = Reason::ALL.iter().find(|reason| reason.code() == outcome);
         let about = match (reason, outcome.as_str()) {
             (Some(reason), _) => reason.sentence(),
+            (None, "policy") => "It was read again, and holds for who comes from then on.",
+            (None, "policy-refused") => "It was to be read again and can't be: the old one holds.",
             (None, "carrier-started") => "A process that carries was started.",
             (None, "carrier-lost") => "It has died: what it carried goes on in the kernel.",
             (None, "reflect") => "What the process says that reflects memory.",

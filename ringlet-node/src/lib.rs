@@ -38,6 +38,7 @@ pub mod notes;
 mod offers;
 pub mod policy;
 pub mod reflect;
+mod reload;
 pub mod sandbox;
 mod service;
 pub mod who;

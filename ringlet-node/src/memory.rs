@@ -14,6 +14,13 @@ const OF_A_LINK: u64 = 128 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room(u64);
 
+impl Default for Room {
+    /// Without a limit.
+    fn default() -> Room {
+        Room(u64::MAX)
+    }
+}
+
 impl Room {
     /// By the limits of our control group and of those above.
     pub fn found() -> Room {

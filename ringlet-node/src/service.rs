@@ -26,6 +26,7 @@ use serde_json::json;
 
 use crate::apart::{Apart, From, Handed};
 use crate::carrier::Carriers;
+use crate::carrier::earlier::Earlier;
 use crate::carrier::keeper::{self, Kept};
 use crate::carrier::share::News;
 use crate::fabric::share::Side;
@@ -38,6 +39,7 @@ use crate::notes::{Kernel, Note, Notes};
 use crate::offers::Calls;
 use crate::policy::{Allowed, Limits, Otherwise, Policy};
 use crate::reflect::share::Reflect;
+use crate::reload::{self, Reload};
 use crate::sandbox;
 use crate::who::Who;
 
@@ -47,6 +49,8 @@ pub struct Options {
     /// The directory of the labels' directories.
     pub labels: PathBuf,
     pub policy: Policy,
+    /// Where that was read, unless it is the usual place.
+    pub file: Option<PathBuf>,
     /// The control group below which connections are noted; the root of the unified hierarchy by itself.
     pub group: Option<PathBuf>,
     pub quiet: bool,
@@ -66,6 +70,7 @@ const FABRIC_KEEPER: u64 = u64::MAX - 3;
 pub(crate) const FABRIC: u64 = u64::MAX - 4;
 const REFLECT_KEEPER: u64 = u64::MAX - 5;
 pub(crate) const REFLECT: u64 = u64::MAX - 6;
+const RELOAD: u64 = u64::MAX - 7;
 /// What has no room is given again so soon.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -119,10 +124,15 @@ pub struct Service<N> {
     pub(crate) hall: Hall,
     users: HashMap<Option<u32>, User>,
     carriers: Option<Carriers>,
+    earlier: Earlier,
     pub(crate) far: Option<Far>,
     pub(crate) apart: Apart,
     pub(crate) journal: Journal,
     mounts: Watch,
+    reload: Option<Reload>,
+    bounds: Bounds,
+    /// The cluster of the policy that it was started with, as text.
+    cluster: String,
     began: Instant,
     swept: Instant,
 }
@@ -132,12 +142,17 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     // SAFETY: no handler, and no other thread yet that writes.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut listeners = inherited(&options.policy.labels)?;
+    let signals = reload::hold_signal().context("signals")?;
     let others = if options.policy.cluster.is_some() { OF_CLUSTER } else { 0 };
     if options.policy.cluster.is_some() {
         lock_any();
     }
-    within_descriptors(&mut options.policy.limits, OF_OURS + others);
-    within_memory(&mut options.policy);
+    let bounds = Bounds::beside(OF_OURS + others);
+    if let Some(most) = bounds.bound(&mut options.policy) {
+        say(&format!(
+            "warning: {most} connections are carried at a time: the control group's memory is limited"
+        ));
+    }
     let group = match options.group {
         Some(group) => group,
         None => root_group().context("no control groups (cgroup2) are mounted")?,
@@ -158,8 +173,11 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
             listeners.push(Listener { socket, label: Some(label.clone()) });
         }
     }
+    let earlier = Earlier::find();
     let isolates = options.policy.otherwise == Otherwise::Isolated;
     let carriers = if isolates { Some(Carriers::new(Kept::start(keeper::CARRY)?)) } else { None };
+    let reload = reload::start(signals, options.file)?;
+    let told = cluster_text(&options.policy);
     let cluster = options.policy.cluster.take();
     let reflects = options.directory.join("reflect.sock");
     let far = cluster.map(|cluster| Far::start(cluster, reflects, options.quiet)).transpose()?;
@@ -170,6 +188,9 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
     service.mounts = mounts;
+    service.watch(reload.bell(), RELOAD)?;
+    service.earlier = earlier;
+    (service.reload, service.bounds, service.cluster) = (Some(reload), bounds, told);
     if let Some(far) = far {
         service.watch(far.post.bell().as_raw_fd(), OTHER_NODES)?;
         service.watch(far.fabric.side.keeper(), FABRIC_KEEPER)?;
@@ -219,10 +240,14 @@ impl<N: Notes> Service<N> {
             hall: Hall::default(),
             users: HashMap::new(),
             carriers: None,
+            earlier: Earlier::default(),
             far: None,
             apart: Apart::new()?,
             journal: Journal::new(true),
             mounts: Watch::default(),
+            reload: None,
+            bounds: Bounds::default(),
+            cluster: String::new(),
             began: Instant::now(),
             swept: Instant::now(),
         })
@@ -248,6 +273,7 @@ impl<N: Notes> Service<N> {
                 FABRIC_KEEPER | FABRIC => self.hear_of_fabric(token == FABRIC)?,
                 REFLECT_KEEPER | REFLECT => self.hear_of_reflect(token == REFLECT)?,
                 KEEPER | CARRIER => self.hear_of_carrier(token)?,
+                RELOAD => self.reload(),
                 _ if token < self.listeners.len() as u64 => self.accept(token as usize),
                 _ => self.hear(token),
             }
@@ -299,6 +325,42 @@ impl<N: Notes> Service<N> {
         Ok(())
     }
 
+    /// The policy was read again: it holds for who comes from now on.
+    fn reload(&mut self) {
+        match self.reload.as_ref().and_then(Reload::take) {
+            None => {}
+            Some(Err(error)) => self.journal.note("policy-refused", || format!("{error:#}")),
+            Some(Ok(policy)) => {
+                let later = self.take_over(policy);
+                self.journal.note("policy", || match &later[..] {
+                    [] => "read again".to_owned(),
+                    later => format!("read again; a restart is needed for: {}", later.join(", ")),
+                });
+            }
+        }
+    }
+
+    /// What of it can't be changed while we run stays as it was, and is told.
+    fn take_over(&mut self, mut policy: Policy) -> Vec<&'static str> {
+        let listened = |label: &String| {
+            self.listeners.iter().any(|listener| listener.label.as_ref() == Some(label))
+        };
+        let limits = self.policy.limits;
+        let isolates = policy.otherwise == Otherwise::Isolated;
+        let later = [
+            ("labels", !policy.labels.iter().all(listened)),
+            ("otherwise", isolates && self.carriers.is_none()),
+            ("connections", policy.limits.connections != limits.connections),
+            ("cluster", cluster_text(&policy) != self.cluster),
+        ];
+        policy.labels.retain(listened);
+        policy.limits.connections = limits.connections;
+        self.bounds.bound(&mut policy);
+        policy.cluster = None;
+        self.policy = policy;
+        later.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
+    }
+
     fn accept(&mut self, at: usize) {
         for _ in 0..ACCEPTED_AT_ONCE {
             if self.apart.is_full() {
@@ -326,7 +388,8 @@ impl<N: Notes> Service<N> {
             return self.refuse(came, from, "a user with as many guests as it may have");
         }
         let Ok(came) = meet::guard_channel(came) else { return };
-        let label = self.listeners[at].label.clone();
+        let known = |label: &String| self.policy.labels.contains(label);
+        let label = self.listeners[at].label.clone().filter(known);
         let Some(who) = Who::came(came, label.as_deref()) else {
             return self.let_go(from, came);
         };
@@ -446,7 +509,7 @@ impl<N: Notes> Service<N> {
                     }
                 }
             }
-            None if self.carriers.is_some() => {
+            None if self.carriers.is_some() && self.policy.otherwise == Otherwise::Isolated => {
                 let about = about("isolated");
                 match self.isolate(near, far) {
                     Ok(()) => self.journal.note("carried", || about),
@@ -631,6 +694,7 @@ impl<N: Notes> Service<N> {
                 let (carried, lost) = carriers.counts();
                 json!({ "pid": carriers.kept.pid(), "connections": carried, "lost": lost })
             }),
+            "earlier_carriers": self.earlier.pids().take(SHOWN).collect::<Vec<_>>(),
             "cluster": self.far.as_ref().map(|far| far.cluster.status()),
             "fabric": self.far.as_ref().map(|far| far.fabric.status()),
             "reflect": self.far.as_ref().and_then(|far| far.reflect.as_ref()).map(Reflect::status),
@@ -728,8 +792,48 @@ fn lock_any() {
     }
 }
 
-/// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused.
-fn within_descriptors(limits: &mut Limits, ours: usize) {
+/// To be compared.
+fn cluster_text(policy: &Policy) -> String {
+    format!("{:?}", policy.cluster)
+}
+
+/// What there is of what a policy shares out.
+#[derive(Default)]
+struct Bounds {
+    descriptors: Option<usize>,
+    memory: Room,
+}
+
+impl Bounds {
+    fn beside(ours: usize) -> Bounds {
+        let descriptors = descriptors().map(|descriptors| descriptors.saturating_sub(ours));
+        Bounds { descriptors, memory: Room::found() }
+    }
+
+    /// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused. And as many
+    /// connections are carried as there is memory for, which are told if that is fewer than asked: with none left the kernel would end what carries for all.
+    fn bound(&self, policy: &mut Policy) -> Option<usize> {
+        let limits = &mut policy.limits;
+        if let Some(descriptors) = self.descriptors {
+            let room = (descriptors / OF_A_GUEST).max(2);
+            limits.guests = limits.guests.min(room);
+            limits.carried = limits.carried.min(descriptors / OF_A_PAIR);
+            limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
+        }
+        let isolates = policy.otherwise == Otherwise::Isolated;
+        let rings = if isolates { RINGS_OF_A_PAIR } else { RINGS_OF_A_LANE };
+        let most = self.memory.connections(rings, limits.carried_ring_bytes);
+        let carries = isolates || policy.cluster.is_some();
+        if !carries || most >= limits.carried {
+            return None;
+        }
+        limits.carried = most;
+        Some(most)
+    }
+}
+
+/// As many as we may have.
+fn descriptors() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a struct rlimit.
     let got = unsafe {
@@ -738,28 +842,7 @@ fn within_descriptors(limits: &mut Limits, ours: usize) {
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit)
     };
-    if got == 0 {
-        let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        let room = (descriptors.saturating_sub(ours) / OF_A_GUEST).max(2);
-        limits.guests = limits.guests.min(room);
-        limits.carried = limits.carried.min(descriptors.saturating_sub(ours) / OF_A_PAIR);
-        limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
-    }
-}
-
-/// As many are carried as there is memory for: with none left the kernel would end what carries for all.
-fn within_memory(policy: &mut Policy) {
-    let isolates = policy.otherwise == Otherwise::Isolated;
-    let rings = if isolates { RINGS_OF_A_PAIR } else { RINGS_OF_A_LANE };
-    let most = Room::found().connections(rings, policy.limits.carried_ring_bytes);
-    let carries = isolates || policy.cluster.is_some();
-    if carries && most < policy.limits.carried {
-        say(&format!(
-            "warning: {most} connections are carried at a time, and not {}: the control group's memory is limited",
-            policy.limits.carried
-        ));
-        policy.limits.carried = most;
-    }
+    (got == 0).then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
 }
 
 /// Where the root of the unified hierarchy is mounted.

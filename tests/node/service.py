@@ -2,12 +2,13 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 
 from harness import require
-from world import Across, Service, note, world
+from world import Across, Service, until, world
 
 CAP_SYS_RESOURCE, CAP_BPF = 1 << 24, 1 << 39
 # Before it, looking into one's own map may take a capability.
@@ -103,6 +104,30 @@ def scenes(ground):
                 Across(ground, server.name, client.name, server.ip).stays_apart(name, "refused")
                 os.environ["RINGLET_NODE"] = paths[1]
                 Across(ground, server.name, client.name, server.ip).meets(f"{name}, by a label's")
+
+    name = "a policy that is read again"
+    with ground.scene(name), Service(ground.ringlet.command, ground.directory, "same_pod = false\n") as service, world() as host:
+        server, client = host.container(), host.container()
+        pair = lambda: Across(ground, server.name, client.name, server.ip)  # noqa: E731
+
+        def told(outcome, count):
+            os.kill(service.process.pid, signal.SIGHUP)
+            until(lambda: service.status()["decisions"].get(outcome, 0) == count, f"{outcome}, {count} times")
+
+        pair().stays_apart(f"{name}: before", "refused")
+        service.policy.write_text("same_pod = maybe")
+        told("policy-refused", 1)
+        service.policy.unlink()
+        told("policy-refused", 2)
+        pair().stays_apart(f"{name}: and can't be", "refused")
+        # (As an editor does it.)
+        other = service.policy.with_name("new.toml")
+        other.write_text('labels = ["shop"]\notherwise = "isolated"\n')
+        other.rename(service.policy)
+        told("policy", 1)
+        require("a restart is needed for: labels, otherwise" in service.told(), f"what it says: {service.told()}")
+        pair().meets(name)
+        require_confined(service)
 
     with ground.scene("a socket of another kind was handed over"):
         other = HANDED_OVER.replace("SOCK_SEQPACKET", "SOCK_STREAM")

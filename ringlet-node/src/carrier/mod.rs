@@ -17,6 +17,7 @@
 //! their kernel's connection, which is done apart, as the close of that is. It waits for nobody. Who has one call of the carrier's hang, or holds up
 //! the other end, ends the link: both ends go on in the kernel, as if the carrier had died.
 
+pub(crate) mod earlier;
 pub(crate) mod ends;
 pub mod keeper;
 mod process;
