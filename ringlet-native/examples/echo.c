@@ -64,8 +64,10 @@ static void serve_one(ringlet_channel *channel, int locked)
         }
         for (size_t i = 0; i < len; i++)
             answer[i] = ~question[i];
-        if (ringlet_commit(channel, len) != 0)
-            fail("commit");
+        if (ringlet_commit(channel, len) != 0) {
+            perror("connection ended");
+            return;
+        }
         if (!locked)
             ringlet_release(channel, len);
     }
