@@ -1,9 +1,10 @@
 //! Services at paths, which containers reach by a mount: is who listens there the host's own, and not one of the containers?
 //!
-//! Root of a container without a user namespace has the host root's number, and where the directory is mounted writable, also its rights there: it can put a socket of
-//! its own in the service's place, to which programs of other containers would show their connections. What it can't do is to give a file an extended attribute of the
-//! kernel's `security` kind, for which CAP_SYS_ADMIN is needed where the file system was mounted. So a service *marks* its socket by one before anybody comes, and a
-//! program that does not see the service among its own processes asks for that mark, on the very file by which it connects.
+//! Root of a container without a user namespace has the host root's number, and where the directory is mounted writable, also its rights there: it
+//! can put a socket of its own in the service's place, to which programs of other containers would show their connections. What it can't do is to
+//! give a file an extended attribute of the kernel's `security` kind, for which CAP_SYS_ADMIN is needed where the file system was mounted. So a
+//! service *marks* its socket by one before anybody comes, and a program that does not see the service among its own processes asks for that mark, on
+//! the very file by which it connects.
 
 use core::ffi::CStr;
 
@@ -102,8 +103,8 @@ pub fn visit(path: &CStr, kind: Kind) -> Sys<Visited> {
 
 /// Is it what `path` is for: a service of the host's, or of this user's?
 ///
-/// One that is not marked is believed among the processes of our own pid namespace, which see it as we are seen. A service of a plain user, who can mark nothing, is
-/// believed from a container of that user's too, where it is mounted to be read only; root's is not.
+/// One that is not marked is believed among the processes of our own pid namespace, which see it as we are seen. A service of a plain user, who can
+/// mark nothing, is believed from a container of that user's too, where it is mounted to be read only; root's is not.
 pub fn is_believed(visited: &Visited, path: &CStr) -> bool {
     if visited.is_marked {
         return true;
@@ -128,8 +129,8 @@ pub fn is_read_only(path: &CStr) -> bool {
     asked.is_ok() && found[10] & ST_RDONLY != 0
 }
 
-/// Marks the socket at `path`, at which `listener` listens. `EPERM` for want of the right to, `EOPNOTSUPP` where the file system has no marks, `ESTALE` where something else has
-/// been put there meanwhile. Who has come to the listener before us is sent away, and comes again.
+/// Marks the socket at `path`, at which `listener` listens. `EPERM` for want of the right to, `EOPNOTSUPP` where the file system has no marks,
+/// `ESTALE` where something else has been put there meanwhile. Who has come to the listener before us is sent away, and comes again.
 pub fn mark(path: &CStr, listener: i32, kind: Kind) -> Sys<()> {
     let held = Held::open(path)?;
     if held.is_marked(kind) {

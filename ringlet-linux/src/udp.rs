@@ -113,8 +113,8 @@ pub fn receiver(from: &Address, to: &Address) -> Sys<Owner> {
     owner_of(&ends, libc::IPPROTO_UDP)
 }
 
-/// The same of what `socket` sends from its own address `from` to `to`; `ENOENT` also where what comes back would not be received by `socket`: then it is not in
-/// this thread's network namespace, or the address is not its own alone.
+/// The same of what `socket` sends from its own address `from` to `to`; `ENOENT` also where what comes back would not be received by `socket`: then
+/// it is not in this thread's network namespace, or the address is not its own alone.
 pub fn receiver_for(socket: i32, from: &Address, to: &Address) -> Sys<Owner> {
     let ends = Ends { local: *to, remote: *from, family: 0 };
     far_owner_of(socket, &ends, libc::IPPROTO_UDP)

@@ -1,5 +1,5 @@
-//! How the directory of the service's socket is mounted where its guests are: who is root there, and may write to it, can put a socket of its own in the service's place.
-//! Programs tell that from ours by its mark (`ringlet_linux::service`), but are introduced by nobody any more.
+//! How the directory of the service's socket is mounted where its guests are: who is root there, and may write to it, can put a socket of its own in
+//! the service's place. Programs tell that from ours by its mark (`ringlet_linux::service`), but are introduced by nobody any more.
 
 use std::collections::HashSet;
 use std::fs::File;

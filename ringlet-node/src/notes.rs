@@ -6,9 +6,10 @@
 //! ends a connection and makes another one (a proxy) has other numbers; and a program can't choose its own, short of the right to administer its
 //! network namespace. A pair that comes twice says nothing, and is noted as such.
 //!
-//! A note lasts as long as its socket: it goes when the kernel closes the connection, and if that was not told (another program of this kind may take the wish for it
-//! away), when the program closes the socket. So nobody makes others be forgotten. Who keeps as many connections as are remembered has new ones not be noted.
-//! A pair that came twice stays nobody's until all who had it are gone. Maps and programs go with the descriptors that we hold.
+//! A note lasts as long as its socket: it goes when the kernel closes the connection, and if that was not told (another program of this kind may take
+//! the wish for it away), when the program closes the socket. So nobody makes others be forgotten. Who keeps as many connections as are remembered
+//! has new ones not be noted. A pair that came twice stays nobody's until all who had it are gone. Maps and programs go with the descriptors that we
+//! hold.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind, Result};
@@ -393,8 +394,8 @@ impl Assembly {
         self.put(ATOMIC_ADD_LONG, 0, 1, PLACE_COUNT, 0);
     }
 
-    /// Forgets the socket that the context is about, if it was noted. (It alone notes and forgets itself; of a pair all count, of which one at least is there while
-    /// it is noted. So none that came twice begins anew.)
+    /// Forgets the socket that the context is about, if it was noted. (It alone notes and forgets itself; of a pair all count, of which one at least
+    /// is there while it is noted. So none that came twice begins anew.)
     fn forget(&mut self, maps: &Maps) {
         self.call_for_socket(GET_SOCKET_COOKIE, COOKIE);
         self.look_up(maps.notes, COOKIE);

@@ -1,10 +1,12 @@
 //! Who is let in where a provider listens: nobody but who has been told its name by the node service, before the provider sees a byte.
 //!
-//! A provider in software (`tcp`, `net`, `sockets`) listens at a TCP port, and takes what comes for its own protocol: 16 bytes of a stranger's end the process (1.17). So the name of
-//! an endpoint has a secret behind its address. Names are passed over TLS, to members only. Who connects says the secret first; who listens takes it off, or closes what has
-//! come without it. The provider knows of neither: its calls of four functions of libc's lead here.
+//! A provider in software (`tcp`, `net`, `sockets`) listens at a TCP port, and takes what comes for its own protocol: 16 bytes of a stranger's end
+//! the process (1.17). So the name of an endpoint has a secret behind its address. Names are passed over TLS, to members only. Who connects says the
+//! secret first; who listens takes it off, or closes what has come without it. The provider knows of neither: its calls of four functions of libc's
+//! lead here.
 //!
-//! The kernel holds back who has said nothing (TCP_DEFER_ACCEPT), so nobody is waited for. Providers whose connections are a device's affair (`verbs`) do not come past here.
+//! The kernel holds back who has said nothing (TCP_DEFER_ACCEPT), so nobody is waited for. Providers whose connections are a device's affair
+//! (`verbs`) do not come past here.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
@@ -85,7 +87,8 @@ fn calls() -> Calls {
     ]
 }
 
-/// Leads the library's calls here, and those of providers that it has loaded. False if it makes none of `accept`, as far as can be seen: then nothing is kept out.
+/// Leads the library's calls here, and those of providers that it has loaded. False if it makes none of `accept`, as far as can be seen: then nothing
+/// is kept out.
 pub fn install() -> bool {
     let mut found = false;
     // SAFETY: the function is called for each loaded object with what is declared, and the pointer is to `found`.

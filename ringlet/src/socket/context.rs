@@ -390,8 +390,8 @@ pub fn heard_named(context: u32, most: u32) {
 
 const QUEUE_KEPT: u32 = 8;
 
-/// What to tell a stranger about a context of ours: its bell by name, made if need be. `None` where that is in another network namespace than `connection`, in which
-/// the stranger would look for it.
+/// What to tell a stranger about a context of ours: its bell by name, made if need be. `None` where that is in another network namespace than
+/// `connection`, in which the stranger would look for it.
 pub fn address(context: u32, connection: i32) -> Option<Address> {
     let (address, bell, barred) = named(context)?;
     (barred && proof::are_of_one_namespace(bell, connection)).then_some(address)
@@ -563,8 +563,8 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     Some(at as u32 + 1)
 }
 
-/// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.) It is in the network
-/// namespace of `connection`, or it is another one.
+/// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.) It is in
+/// the network namespace of `connection`, or it is another one.
 pub fn keep_named(address: &Address, connection: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
