@@ -267,6 +267,10 @@ pub fn written(fd: i32, connected: bool) -> Sys<Written> {
 /// Looks until two counts agree, one before and one after what is asked between them.
 const STABLE_LOOKS: u32 = 1000;
 
+/// asm-generic/socket.h: times of what comes, with 64 bits on every machine.
+pub const SO_TIMESTAMP_NEW: i32 = 63;
+pub const SO_TIMESTAMPNS_NEW: i32 = 64;
+
 /// Bytes that wait in the kernel's receive queue. KERNEL: of TCP those up to the urgent byte, if there is one that was not passed.
 pub fn unread(fd: i32) -> Sys<usize> {
     let mut n = 0i32;

@@ -15,7 +15,7 @@ pub use bytes::Bytes;
 pub use log::{WINDOW_BYTES, WINDOW_COUNT};
 pub use order::Order;
 pub use parcel::Parcel;
-pub use wire::{MEMBERS, NAME_BYTES};
+pub use wire::{MEMBERS, NAME_BYTES, VERSION};
 
 /// The run that has kept this (`Output::Keep`), or why it can't be read.
 pub fn kept_by(kept: &[u8]) -> Result<u64, &'static str> {

@@ -5,7 +5,7 @@ use crate::log::Entry;
 use crate::{FRAME_BYTES, Life, PAYLOAD_BYTES, Parcel};
 
 /// Of frames: nodes whose users say other things to each other hear nothing of each other. And of what is kept.
-const VERSION: u8 = 2;
+pub const VERSION: u8 = 2;
 const KEPT_VERSION: u8 = 1;
 /// The most members that a view has, and the longest name of one: a list of them fits in a frame.
 pub const MEMBERS: usize = 100;

@@ -118,7 +118,7 @@ proptest! {
             let frame = match lie {
                 Lie::Bytes(kind, mut bytes) => {
                     // (One that is of the right version and view.)
-                    bytes.splice(0..0, [1, kind, 1, 0, 0, 0, 0, 0, 0, 0]);
+                    bytes.splice(0..0, [VERSION, kind, 1, 0, 0, 0, 0, 0, 0, 0]);
                     bytes
                 }
                 Lie::Changed(at, changes) if !said.is_empty() => {
@@ -164,7 +164,7 @@ fn who_says_nonsense_is_told_from_others_and_left_out() {
         let mut net = std::mem::replace(&mut net, Net::new());
         for to in (0..3).filter(|to| *to != liar) {
             assert_eq!(
-                net.orders[to].heard(&life(NAMES[liar]), vec![1, 77], net.now),
+                net.orders[to].heard(&life(NAMES[liar]), vec![VERSION, 77], net.now),
                 Err("a frame that is cut off")
             );
         }
@@ -185,7 +185,7 @@ fn the_hub_takes_no_more_than_a_window_of_one() {
     let payload = vec![7; PAYLOAD_BYTES];
     let mut taken = 0;
     for number in 1..200u64 {
-        let mut frame = vec![1, 1];
+        let mut frame = vec![VERSION, 1];
         frame.extend(1u64.to_le_bytes());
         frame.extend(0u64.to_le_bytes());
         frame.push(1);

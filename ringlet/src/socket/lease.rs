@@ -5,16 +5,14 @@
 //!
 //! An end that sends nothing asks nothing: by it nothing passes.
 
-use super::sides;
 use super::table::{End, Socket};
-use ringlet_core::ring::SegmentRing;
 use ringlet_linux::{sys, tcp};
 
 /// From one question to the next, which is how long an answer may take: ten times what it does where a packet is lost.
 const TERM_NS: u64 = 2_000_000_000;
 
-/// Has the border passed nothing for a term, though it was asked? Send lock held, and sending by the ring.
-pub fn has_lapsed(socket: &Socket, ring: &SegmentRing) -> bool {
+/// Has the border passed nothing for a term, though it was asked? `ask`: by a doorbell. Send lock held, and sending by the ring.
+pub fn has_lapsed(socket: &Socket, ask: impl FnOnce()) -> bool {
     if !socket.introduced.is() {
         return false;
     }
@@ -29,7 +27,7 @@ pub fn has_lapsed(socket: &Socket, ring: &SegmentRing) -> bool {
         return true;
     }
     socket.lease_acked.set(counts.acked);
-    sides::ring_byte(socket, ring);
+    ask();
     socket.lease_due_ns.set(now + TERM_NS);
     false
 }

@@ -7,6 +7,7 @@
 
 pub mod asked;
 mod budget;
+mod bypass;
 pub mod carrier;
 mod channel;
 mod chaos;
@@ -118,6 +119,7 @@ const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
 pub fn start(config: Config) -> Sys<()> {
     chaos::start(config.unforgiving);
     release::start(process::close_orphan);
+    rings::start(process::uses_io_uring);
     spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
     let tables = map::together(TABLES_BYTES, || {
         context::start()?;

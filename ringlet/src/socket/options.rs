@@ -5,12 +5,10 @@ use super::table::{self, Socket, Stage};
 use super::{carrier, datagram, in_use};
 use crate::plain::P32;
 use crate::reasons::Reason;
-use ringlet_linux::tcp;
+use ringlet_linux::tcp::{self, SO_TIMESTAMP_NEW};
 use ringlet_linux::unix::{SO_INQ, SO_PASSPIDFD};
 
 /// asm-generic/socket.h: the same options with times of 64 bits on every machine.
-pub(super) const SO_TIMESTAMP_NEW: i32 = 63;
-pub(super) const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;

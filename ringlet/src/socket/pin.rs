@@ -1,10 +1,13 @@
 //! Leaving a connection on the kernel for good.
 
+pub use super::bypass::{
+    AROUND, BEHIND_OUR_BACK, CLOSED_IN, FOR_GOOD, IO_URING, is_closed_in, keeps_all_on_kernel,
+};
 use super::table::{End, Socket, Stage};
 use super::{meeting, view};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
-use ringlet_core::sync::{AtomicU32, Ordering, fence};
+use ringlet_core::sync::{Ordering, fence};
 
 /// Pins a stream to the kernel, and shows why.
 pub fn to_kernel(socket: &Socket, reason: Reason) {
@@ -48,28 +51,4 @@ pub fn keep_out(socket: &Socket, end: &End, reason: Reason) {
         mirrored::ring_event(socket);
     }
     view::show(socket, reason);
-}
-
-/// Why nothing of this process may be moved: bits for good, and the loads under way. (Not in the tables: a constructor may come
-/// before them.)
-pub static BEHIND_OUR_BACK: AtomicU32 = AtomicU32::new(0);
-
-pub const IO_URING: u32 = 1 << 31;
-pub const AROUND: u32 = 1 << 30;
-pub const CLOSED_IN: u32 = 1 << 29;
-pub const FOR_GOOD: u32 = IO_URING | AROUND | CLOSED_IN;
-
-pub fn is_closed_in() -> bool {
-    BEHIND_OUR_BACK.load(Ordering::SeqCst) & CLOSED_IN != 0
-}
-
-/// Why this process's connections have to stay on the kernel, and whether for good; `meet` and `datagram` ask before they move one,
-/// and `meet` again when it has.
-pub fn keeps_all_on_kernel() -> Option<(Reason, bool)> {
-    match BEHIND_OUR_BACK.load(Ordering::SeqCst) {
-        0 => None,
-        bits if bits & CLOSED_IN != 0 => Some((Reason::Sandbox, true)),
-        bits if bits & IO_URING != 0 => Some((Reason::IoUring, true)),
-        bits => Some((Reason::Around, bits & AROUND != 0)),
-    }
 }

@@ -1,8 +1,8 @@
 //! The io_urings of this process that only files are handed to (the agent looks), and those that nobody has told of.
 
-use super::pin::{BEHIND_OUR_BACK, IO_URING};
-use super::process;
+use super::bypass::{BEHIND_OUR_BACK, IO_URING};
 use super::table::lookup;
+use crate::once::Once;
 use crate::plain::P64;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::{fd, sys};
@@ -18,6 +18,22 @@ const LOOK_EVERY_NS: u64 = 10_000_000;
 
 /// When there is the next.
 static LOOK_AGAIN_NS: P64 = P64::new(0);
+
+/// What brings all connections to the kernel (`process::uses_io_uring`, which stands above).
+static FOUND: Once<fn()> = Once::new();
+
+pub fn start(found: fn()) {
+    let _ = FOUND.set(found);
+}
+
+/// There is one that nobody has told of.
+fn found() {
+    match FOUND.get() {
+        Some(found) => found(),
+        // (Nothing has moved yet.)
+        None => drop(BEHIND_OUR_BACK.fetch_or(IO_URING, Ordering::SeqCst)),
+    }
+}
 
 /// Are all connections on the kernel already?
 pub fn are_kernels() -> bool {
@@ -62,7 +78,7 @@ pub fn look_for_others() {
     }
     let begun = BEGUN.load(Ordering::Relaxed) != 0;
     if !begun && fd::any_io_uring(|fd| is_seen(fd) || lookup(fd).is_some()) {
-        process::uses_io_uring();
+        found();
     }
     let now = sys::now_ns();
     LOOK_AGAIN_NS.set(now + LOOK_EVERY_NS.max((now - began) * LOOK_SHARE));
@@ -80,6 +96,6 @@ pub fn mapped(fd: i32, offset: i64) {
 fn look_at(fd: i32) {
     let begun = BEGUN.load(Ordering::Relaxed) != 0;
     if !begun && !are_kernels() && fd::is_io_uring(fd) && !is_seen(fd) {
-        process::uses_io_uring();
+        found();
     }
 }

@@ -7,11 +7,11 @@
 //! All tables are mapped once and never unmapped, so an index or reference never dangles; what an entry means is checked
 //! again under its lock. (Ends that nobody uses may be mapped anew, and are zero then: see `family`.)
 
+use super::bypass;
 use super::family::Pool;
 use super::gate::Gate;
 use super::holders::{Held, Holders};
 use super::lives::Services;
-use super::pin;
 use crate::config::Config;
 use crate::interconnect::Interconnect;
 use crate::lock::Lock;
@@ -657,7 +657,7 @@ impl Tables {
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
     pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
-        let alone = self.process().split.is() || pin::is_closed_in();
+        let alone = self.process().split.is() || bypass::is_closed_in();
         if alone || !map::share() {
             return None;
         }

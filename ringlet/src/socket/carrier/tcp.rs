@@ -4,7 +4,6 @@ use super::contract::Carrier;
 use super::kernel::{has_unread, is_on, kernel_says_end, note_end, place_behind};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
-use crate::socket::options::{SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW};
 use crate::socket::table::{End, Sending, Socket, Tables};
 use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
 use crate::socket::{channel, patience, pin};
@@ -16,6 +15,7 @@ use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::tcp::{SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW};
 use ringlet_linux::{diag, fd, tcp};
 
 pub struct Tcp;

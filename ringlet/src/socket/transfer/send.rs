@@ -177,7 +177,7 @@ fn send_unrecorded(
             // (It is `Returning`, below.)
         } else if words::has_left(&ring) {
             sides::return_unread(socket, end, &ring)?;
-        } else if lease::has_lapsed(socket, &ring) {
+        } else if lease::has_lapsed(socket, || sides::ring_byte(socket, &ring)) {
             moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Lease);
         } else {
             if let Some(bytes) = carrier::ends_in_ring(socket, end, &ring, from)? {
@@ -365,5 +365,5 @@ fn way_ends(socket: &Socket, ring: &SegmentRing, now: u64) -> bool {
             return true;
         }
     }
-    channel::is_orphan(socket) || lease::has_lapsed(socket, ring)
+    channel::is_orphan(socket) || lease::has_lapsed(socket, || sides::ring_byte(socket, ring))
 }
