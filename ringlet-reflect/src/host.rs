@@ -306,7 +306,10 @@ impl Host {
 
     /// Waits until the keeper has gone, at most so long. True if it has; [`Status::Interrupted`] by a signal.
     pub fn await_end(&self, timeout: Duration) -> Result<bool, Status> {
-        self.0.lives()?;
+        // (Not `lives`: that the keeper has gone is the answer.)
+        if !self.0.process.is_this() {
+            return Err(Status::NotInitialised);
+        }
         let socket = self.0.socket;
         // (Answers to others' questions are none of it.)
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
