@@ -184,6 +184,8 @@ pub struct Registry {
     pub bounds: Bounds,
     /// Of a cluster, by their numbers: name, and which run of it.
     pub hosts: BTreeMap<u32, (String, u64)>,
+    /// Those of them that have said nothing yet: what was made or written before they know the cluster's state they lack.
+    behind: BTreeSet<u32>,
     pub members: BTreeMap<u32, Member>,
     pub regions: BTreeMap<u32, RegionEntry>,
     pub sets: BTreeMap<u32, LockEntry>,
@@ -270,6 +272,8 @@ pub enum Act {
         id: u32,
         lock: u32,
     },
+    /// The host knows the cluster's state: from there on it has all that is made and written.
+    Inside,
     /// The host has all that was ever written to this region.
     Filled {
         id: u32,
@@ -303,7 +307,7 @@ pub enum Effect {
 impl Act {
     fn member(&self) -> Option<u32> {
         match *self {
-            Act::Join { .. } | Act::Filled { .. } | Act::Lacks { .. } => None,
+            Act::Join { .. } | Act::Inside | Act::Filled { .. } | Act::Lacks { .. } => None,
             Act::Leave { member }
             | Act::Allocate { member, .. }
             | Act::Attach { member, .. }
@@ -334,11 +338,14 @@ impl Registry {
     pub fn new(bounds: Bounds) -> Registry {
         let (hosts, members) = (BTreeMap::new(), BTreeMap::new());
         let (regions, sets, changed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Registry { bounds, hosts, members, regions, sets, next: 1, changed, is_lost: false }
+        let (behind, next, is_lost) = (BTreeSet::new(), 1, false);
+        Registry { bounds, hosts, behind, members, regions, sets, next, changed, is_lost }
     }
 
     /// Does what a process of that host asks for, or says why not; then nothing has changed.
     pub fn apply(&mut self, host: u32, act: &Act) -> Result<Effect, Status> {
+        // (It says nothing before.)
+        self.behind.remove(&host);
         if let Some(member) = act.member() {
             let is_its = self.members.get(&member).is_some_and(|who| who.host == host);
             is_its.then_some(()).ok_or(Status::NotInitialised)?;
@@ -392,6 +399,7 @@ impl Registry {
                 self.abandon(*member, *id, *lock);
                 Effect::Done
             }
+            Act::Inside => Effect::Done,
             Act::Filled { id } => {
                 let region = self.regions.get_mut(id).ok_or(Status::BadRegion)?;
                 region.filling.remove(&host).then_some(()).ok_or(Status::BadParameter)?;
@@ -421,6 +429,7 @@ impl Registry {
             (1..=LOCKS_MOST).contains(&each.count) && each.held.keys().all(is_lock)
         };
         (1..=LAST_NUMBER).contains(&self.next)
+            && self.behind.iter().all(|host| self.hosts.contains_key(host))
             && self.regions.values().all(region)
             && self.sets.values().all(set)
     }
@@ -434,10 +443,13 @@ impl Registry {
         }
     }
 
-    /// That run of a host belongs to the cluster from now on.
-    pub fn enter(&mut self, name: &str, incarnation: u64) -> u32 {
+    /// That run of a host belongs to the cluster from now on; behind the others unless it is one of the first.
+    pub fn enter(&mut self, name: &str, incarnation: u64, is_first: bool) -> u32 {
         let number = self.number();
         self.hosts.insert(number, (name.to_owned(), incarnation));
+        if !is_first {
+            self.behind.insert(number);
+        }
         self.regions.values_mut().filter(|region| region.coherent).for_each(|region| {
             region.filling.insert(number);
         });
@@ -452,6 +464,7 @@ impl Registry {
     /// A host has gone, and all its processes.
     pub fn exit(&mut self, host: u32) -> Unused {
         self.hosts.remove(&host);
+        self.behind.remove(&host);
         let gone: Vec<u32> =
             self.members.iter().filter(|(_, who)| who.host == host).map(|(m, _)| *m).collect();
         let mut unused = Unused::default();
@@ -597,8 +610,9 @@ impl Registry {
         let users = BTreeMap::from([(member, attached)]);
         let entry = Entry { key, owner, group, mode: how.mode, users };
         let (coherent, first) = (how.coherent, BTreeMap::new());
-        let (filling, incomplete) = (BTreeSet::new(), false);
-        let holders = self.hosts.keys().filter(|_| coherent).copied().collect();
+        let hosts = self.hosts.keys().filter(|_| coherent).copied();
+        let (filling, holders) = hosts.partition(|host| self.behind.contains(host));
+        let incomplete = false;
         let id = self.number();
         let region = RegionEntry { entry, bytes, coherent, first, holders, filling, incomplete };
         self.regions.insert(id, region);
@@ -1034,11 +1048,11 @@ mod tests {
         let (set, _) = registry.locks(first, 1, 1, 0o600, false).unwrap();
         assert_eq!((first, region, set), (1, 2, 3));
         registry.next = LAST_NUMBER - 1;
-        let host = registry.enter("host", 1);
+        let host = registry.enter("host", 1, true);
         let more: Vec<_> = (0..3).map(|_| registry.join(user(1))).collect();
         assert_eq!((host, &more[..]), (LAST_NUMBER - 1, &[LAST_NUMBER, 4, 5][..]));
         registry.next = LAST_NUMBER - 1;
-        assert_eq!([registry.enter("other", 1), registry.join(user(1))], [6, 7]);
+        assert_eq!([registry.enter("other", 1, true), registry.join(user(1))], [6, 7]);
         const { assert!(ringlet_core::reflect::LAST_HOLDER >= LAST_NUMBER) };
         // What has gone just now is not the next one.
         registry.leave(7);
@@ -1066,7 +1080,7 @@ mod tests {
     fn a_registry_that_no_acts_make_is_not_sound() {
         let made = || {
             let mut registry = with(40, true);
-            registry.enter("host", 1);
+            registry.enter("host", 1, true);
             let member = registry.join(Member { host: 1, ..user(7) });
             let (region, _) = registry.allocate(member, 1, 1, &Permission::default()).unwrap();
             let (set, _) = registry.locks(member, 1, 2, 0o600, true).unwrap();

@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, settle, until};
+use common::{Cluster, Faults, PATIENCE, settle, until};
 use ringlet_reflect::{Host, Permission, Receiver, Region, Status, Transmitter, Use, Wait};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{
@@ -872,6 +872,40 @@ fn who_leaves_stays_until_the_others_have_what_he_has() {
     cluster.faults.keeps_contents_back.store(false, Ordering::Relaxed);
     cluster.ended(0).unwrap();
     assert_eq!(held.receive(Use::default()).err(), Some(Status::NotInitialised));
+    assert!(is_as_filled(&theirs.receive(Use::default()).unwrap()));
+    assert_eq!(contents(&late), (0, 0, 0));
+}
+
+/// A region that is made and written while a host is about to come, which does not know of the cluster yet: it is none that has it.
+#[test]
+fn who_comes_while_a_region_is_made_lacks_it() {
+    const BYTES: usize = 1 << 20;
+    let mut cluster = Cluster::with_room(2, 1);
+    let host = cluster.host(0);
+    let Faults { keeps_contents_back, keeps_state_back, .. } = &*cluster.faults.clone();
+    for fault in [keeps_contents_back, keeps_state_back] {
+        fault.store(true, Ordering::Relaxed);
+    }
+    cluster.start(1);
+    cluster.await_hosts(0, 2);
+    let held = region(&host, 1, BYTES);
+    let all: Vec<u8> = (0..BYTES).map(|at| (at / 4096) as u8 | 1).collect();
+    held.transmit(Use::default()).unwrap().put(0, &all).unwrap();
+    settle(&host);
+    assert_eq!(contents(&host), (0, 1, 0));
+    keeps_state_back.store(false, Ordering::Relaxed);
+    cluster.await_hosts(1, 2);
+    let late = cluster.host(1);
+    let theirs = region(&late, 1, BYTES);
+    // (What is made from now on it has from its beginning on.)
+    let second = region(&host, 2, 4096);
+    until("both to have it", || {
+        host.state().unwrap().regions.iter().any(|it| it.id == second.id() && it.holders.len() == 2)
+    });
+    cluster.begin_to_leave(0);
+    until("it to wait for the other one", || host.state().unwrap().cluster.unwrap().hands_over);
+    keeps_contents_back.store(false, Ordering::Relaxed);
+    cluster.ended(0).unwrap();
     assert!(is_as_filled(&theirs.receive(Use::default()).unwrap()));
     assert_eq!(contents(&late), (0, 0, 0));
 }

@@ -20,7 +20,7 @@ use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
 use serde::{Deserialize, Serialize};
 
 use super::space::{Memory, Parted, forget};
-use super::transfer::{Filling, Inbox, Standing};
+use super::transfer::{Filling, Inbox, Standing, is_first};
 use super::{Client, Keeper, Membership, Waits};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
@@ -579,8 +579,9 @@ impl Keeper {
             unused.regions.iter().for_each(|id| drop(self.memories.remove(id)));
             unused.sets.iter().for_each(|id| drop(self.words.remove(id)));
         }
+        let is_first = is_first(view, joined);
         for life in joined {
-            self.registry.enter(&life.node, life.incarnation);
+            self.registry.enter(&life.node, life.incarnation, is_first);
         }
         self.tell_holders();
         let me = self.cluster().me.clone();

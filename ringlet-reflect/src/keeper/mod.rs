@@ -610,7 +610,15 @@ impl Keeper {
                 let region = &self.registry.regions[id];
                 if !in_cluster || region.coherent {
                     match self.make(region.bytes) {
-                        Ok(memory) => drop(self.memories.insert(*id, memory)),
+                        Ok(memory) => {
+                            self.memories.insert(*id, memory);
+                            // (The others do not know yet that this host has it from its beginning on.)
+                            if let Some(cluster) = &mut self.cluster
+                                && self.registry.regions[id].filling.contains(&cluster.host)
+                            {
+                                cluster.say(0, &Act::Filled { id: *id }, &self.registry);
+                            }
+                        }
                         Err(status) => {
                             if let (Act::Allocate { member, .. }, true) = (act, is_here) {
                                 self.undo(&Act::Deallocate { member: *member, id: *id });
@@ -885,7 +893,7 @@ mod tests {
             let options = Options { path: Some(&path), limits, ..Options::default() };
             let (mut keeper, _) = Keeper::new(&options, Some(cluster::tests::alone())).unwrap();
             keeper.bounds.made_most = made_most;
-            let host = keeper.registry.enter("other", 1);
+            let host = keeper.registry.enter("other", 1, true);
             let any = Limits { all: u64::MAX / 2, received: u64::MAX / 2 };
             let bounds = Bounds { limits: any, made_most: usize::MAX, is_shared: false };
             let join = Act::Join { pid: 1, uid: 0, groups: vec![0] };

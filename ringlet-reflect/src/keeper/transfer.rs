@@ -244,6 +244,11 @@ fn words<const N: usize>(frame: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((words, rest))
 }
 
+/// Where nobody knows anything all begin alike.
+pub fn is_first(view: &View, joined: &[Life]) -> bool {
+    view.members.iter().all(|member| joined.contains(member))
+}
+
 impl Cluster {
     pub fn holds_back(&self) -> bool {
         matches!(self.standing, Standing::Waiting { .. })
@@ -282,8 +287,7 @@ impl Cluster {
             }
             Standing::Inside => Ok(true),
             Standing::Outside => {
-                // (Where nobody knows anything all begin alike.)
-                let is_first = view.members.iter().all(|member| joined.contains(member));
+                let is_first = is_first(view, joined);
                 self.standing = match is_first {
                     true => Standing::Inside,
                     false => {
@@ -502,6 +506,8 @@ impl Keeper {
             }
         }
         self.tell_holders();
+        let cluster = self.cluster.as_mut()?;
+        cluster.say(0, &Act::Inside, &self.registry);
         for output in held {
             match output {
                 Output::Deliver { sequence, origin, number, payload } if sequence > place => {
@@ -641,7 +647,7 @@ mod tests {
         let options = Options { path: Some(&path), ..Options::default() };
         let (mut keeper, _) = Keeper::new(&options, Some(alone())).unwrap();
         let mut known = Registry::new(Bounds::default());
-        known.enter("here", 1);
+        known.enter("here", 1, true);
         let member = known.join(Member { host: 1, pid: 1, uid: 0, groups: vec![0] });
         known.bounds.made_most = 9;
         known.locks(member, 1, 2, 0o600, true).unwrap();

@@ -31,11 +31,14 @@ pub struct Faults {
     pub cut: Mutex<BTreeSet<(usize, usize)>>,
     /// Contents of regions are lost, and nothing else.
     pub keeps_contents_back: AtomicBool,
+    /// The same of what the cluster has.
+    pub keeps_state_back: AtomicBool,
     rails: AtomicU32,
 }
 
-/// How a frame begins that has contents of a region (`keeper::transfer`).
+/// How a frame begins that has contents of a region, or what the cluster has (`keeper::transfer`).
 const PIECE: [u8; 2] = [0xf5, 4];
+const STATE: [u8; 2] = [0xf5, 2];
 /// Sender, its run, the run that it is for.
 const HEAD: usize = 17;
 
@@ -121,8 +124,11 @@ impl Network for Sockets {
     fn send(&mut self, to: &Life, frame: &Parcel) -> bool {
         assert!(frame.len() <= FRAME_BYTES && !frame.is_empty());
         let frame = frame.to_vec();
-        if frame.starts_with(&PIECE) && self.faults.keeps_contents_back.load(Ordering::Relaxed) {
-            return true;
+        let Faults { keeps_contents_back, keeps_state_back, .. } = &*self.faults;
+        for (kind, is_kept_back) in [(PIECE, keeps_contents_back), (STATE, keeps_state_back)] {
+            if frame.starts_with(&kind) && is_kept_back.load(Ordering::Relaxed) {
+                return true;
+            }
         }
         let place = self.names.iter().position(|name| *name == to.node).unwrap();
         self.send_to(place, to.incarnation, &frame)
