@@ -35,7 +35,7 @@ mod in_place;
 mod patience;
 
 pub use in_place::{Place, Refused};
-use patience::Patience;
+use patience::{Patience, Waits};
 
 pub const QUEUES_MOST: u16 = 16;
 /// A strand in which nothing was found so often rings from then on, and is not looked at.
@@ -408,6 +408,7 @@ pub struct Queue {
     /// Whose queue had no room, of those that are waited for; and until when, if it is not for ever.
     full: Option<usize>,
     until_ms: Option<u64>,
+    waits: Waits,
     /// Ends a sleep then.
     timer: OwnedFd,
     /// Whom the last frame for one of several went to, and when that was another one.
@@ -453,6 +454,7 @@ impl Queue {
             passes: 0,
             full: None,
             until_ms: None,
+            waits: Waits::default(),
             timer,
             last: None,
             changed_ms: None,
@@ -559,7 +561,8 @@ impl Queue {
             self.out.insert(key, at);
             self.find_only();
         }
-        (self.full, self.until_ms) = (None, None);
+        self.full = None;
+        self.cut_wait();
     }
 
     fn remove(&mut self, at: usize) {
@@ -570,7 +573,8 @@ impl Queue {
             self.out.remove(&lane.key);
             self.find_only();
         }
-        (self.full, self.until_ms) = (None, None);
+        self.full = None;
+        self.cut_wait();
         self.reserved = None;
         self.unrung = self.unrung.filter(|unrung| *unrung != at);
     }
@@ -608,14 +612,20 @@ impl Queue {
         }
         let to =
             if head.destination().is_multicast() { None } else { self.find(head.destination()) };
-        let sent = match to.map(|key| self.out.get(&key)) {
-            Some(Some(at)) => self.push(*at, message),
+        let sent = match to.map(|key| self.out.get(&key).copied()) {
+            Some(Some(at)) => {
+                self.note_receiver(Some(at));
+                self.push(at, message)
+            }
             // (It is known, and its strand is not there yet or no more. Others do not see it for that.)
             Some(None) => {
                 self.dropped(Dropped::NoPort);
                 false
             }
-            None => self.push_to_all(head.destination(), message),
+            None => {
+                self.note_receiver(None);
+                self.push_to_all(head.destination(), message)
+            }
         };
         if sent {
             self.sent(message.len());
@@ -739,7 +749,7 @@ impl Queue {
     pub(crate) fn is_patient(&mut self) -> bool {
         let Some(at) = self.full else { return false };
         if self.alone() == Some(at) {
-            self.until_ms = None;
+            self.cut_wait();
             return true;
         }
         if self.until_ms.is_none() {
@@ -748,8 +758,10 @@ impl Queue {
                 .changed_ms
                 .is_none_or(|changed| self.now_ms - changed.min(self.now_ms) > LATELY_MS);
             let lane = self.lanes[at].as_mut();
-            self.until_ms = lane
-                .and_then(|lane| lane.patience.begin(self.now_ms, lane.strand.progress(), alone));
+            self.until_ms = lane.and_then(|lane| {
+                let taken = lane.strand.progress();
+                self.waits.begin(&mut lane.patience, self.now_ms, taken, alone)
+            });
         }
         if self.until_ms.is_none() {
             self.give_up();
@@ -762,18 +774,35 @@ impl Queue {
     fn end_wait(&mut self, still: Option<usize>) {
         let Some(at) = self.full.filter(|full| Some(*full) != still) else { return };
         let now_ms = self.shared.now_ms();
-        if let (Some(until), Some(lane)) = (self.until_ms.take(), self.lanes[at].as_mut()) {
-            lane.patience.end(now_ms, until, None);
+        if let (Some(_), Some(lane)) = (self.until_ms.take(), self.lanes[at].as_mut()) {
+            self.waits.end(&mut lane.patience, now_ms, None);
+        }
+    }
+
+    /// Nobody is waited for any more, and it is nobody's doing.
+    fn cut_wait(&mut self) {
+        if self.until_ms.take().is_some() {
+            self.waits.end_of_none(self.shared.now_ms());
+        }
+    }
+
+    /// Whom a frame goes to, or all: it would have stood behind one that is waited for.
+    fn note_receiver(&mut self, lane: Option<usize>) {
+        if lane.is_none_or(|lane| self.last.replace(lane).is_some_and(|last| last != lane)) {
+            self.changed_ms = Some(self.now_ms);
         }
     }
 
     /// Who was waited for long enough loses what is for it, until it takes something.
     fn lose_patience(&mut self) {
-        let Some(until) = self.until_ms.filter(|until| *until <= self.now_ms) else { return };
-        if let Some(lane) = self.full.and_then(|at| self.lanes[at].as_mut()) {
-            lane.patience.end(self.now_ms, until, Some(lane.strand.progress()));
+        if self.until_ms.is_none_or(|until| until > self.now_ms) {
+            return;
         }
-        (self.full, self.until_ms) = (None, None);
+        if let Some(lane) = self.full.take().and_then(|at| self.lanes[at].as_mut()) {
+            let taken = lane.strand.progress();
+            self.waits.end(&mut lane.patience, self.now_ms, Some(taken));
+        }
+        self.cut_wait();
     }
 
     fn send_reserved(&self, at: usize, place: Reserved, len: usize) {

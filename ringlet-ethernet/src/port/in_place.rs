@@ -141,9 +141,7 @@ impl Queue {
             None => match self.find(to) {
                 Some(key) => {
                     let lane = self.out.get(&key).copied().ok_or(Refused::NoPort)?;
-                    if self.last.replace(lane).is_some_and(|last| last != lane) {
-                        self.changed_ms = Some(self.now_ms);
-                    }
+                    self.note_receiver(Some(lane));
                     Ok(Some(lane))
                 }
                 None => Ok(None),
@@ -213,7 +211,7 @@ impl Queue {
 
     /// Room that there was not is not waited for: the message was dropped, and counts as such.
     pub fn give_up(&mut self) {
-        self.until_ms = None;
+        self.cut_wait();
         if let Some(lane) = self.full.take().and_then(|at| self.lanes[at].as_ref()) {
             add(&lane.traffic.full, 1);
         }
