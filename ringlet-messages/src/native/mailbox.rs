@@ -162,6 +162,14 @@ impl Mailbox {
         for of in [entry.bell.socket(), entry.bell.process().descriptor()] {
             let _ = fd::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_DEL, of, None);
         }
+        self.leave_circle(entry.uid);
+    }
+
+    /// With the last of its senders it goes: its descriptor and mapping are the receiver's.
+    fn leave_circle(&mut self, uid: u32) {
+        if self.lanes.iter().flatten().all(|entry| entry.uid != uid) {
+            self.circles.retain(|circle| circle.uid != uid);
+        }
     }
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something, or somebody
@@ -281,7 +289,12 @@ impl Mailbox {
             }
             let socket = accept(&self.service, self.options.peers)?;
             drop(spare);
-            let _ = self.admit(socket, made);
+            if self.admit(socket, made).is_err()
+                && let Some(uid) = self.circles.last().map(|circle| circle.uid)
+            {
+                // (It may have been made for who was to be admitted.)
+                self.leave_circle(uid);
+            }
         }
     }
 
@@ -380,5 +393,42 @@ impl Receives for Mailbox {
 impl AsFd for Mailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connect;
+    use super::*;
+    use std::time::Duration;
+
+    /// One user after another leaves nothing behind.
+    #[test]
+    fn a_circle_goes_with_its_last_sender() {
+        let name = format!("circle-{}", std::process::id());
+        let options = Options::new(Kind::Mailbox);
+        let mut mailbox = Mailbox::bind(&name, options).unwrap();
+        let comes = || {
+            let name = name.clone();
+            std::thread::spawn(move || {
+                let patience = Some(Duration::from_secs(60));
+                connect(&name, options, patience).unwrap().sender().unwrap()
+            })
+        };
+        for _ in 0..3 {
+            let came = [comes(), comes()];
+            while mailbox.senders() < came.len() {
+                mailbox.answer_events(Some(LOOK_AGAIN_NS)).unwrap();
+            }
+            assert_eq!(mailbox.circles.len(), 1);
+            for (left, comer) in came.into_iter().enumerate() {
+                drop(comer.join().unwrap());
+                while mailbox.senders() > 1 - left {
+                    mailbox.answer_events(Some(LOOK_AGAIN_NS)).unwrap();
+                    assert!(mailbox.find().is_none());
+                }
+                assert_eq!(mailbox.circles.len(), 1 - left);
+            }
+        }
     }
 }
