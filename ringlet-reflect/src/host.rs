@@ -386,7 +386,7 @@ fn is_theirs(uid: u32, path: &Path) -> bool {
 /// Who listens there; `EPERM` if it may be a container that has put its own socket there.
 fn visit(path: &CStr) -> Result<i32, Errno> {
     let visited = service::visit(path, service::Kind::Reflect)?;
-    if service::is_believed(&visited, path) {
+    if service::is_believed(&visited) {
         return Ok(visited.socket);
     }
     meet::part(visited.socket);

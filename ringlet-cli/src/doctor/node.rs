@@ -210,7 +210,7 @@ fn introduced(path: &str) -> Result<bool, Trouble> {
     let path = std::ffi::CString::new(path).map_err(|_| Trouble::Nobody(Errno::EINVAL))?;
     let look = || {
         let visited = service::visit(&path, Kind::Node).map_err(Trouble::Nobody)?;
-        let is_believed = service::is_believed(&visited, &path);
+        let is_believed = service::is_believed(&visited);
         let visit = own(visited.socket);
         let user = meet::credentials(visit.as_raw_fd()).map_err(Trouble::Nobody)?.uid;
         let us = rustix::process::geteuid().as_raw();

@@ -148,7 +148,7 @@ fn remember(there: bool) -> bool {
 pub fn visit(path: Option<&AbsolutePath>) -> Sys<Option<i32>> {
     let Some(path) = path else { return Ok(None) };
     match service::visit(path.as_c_str(), Kind::Node) {
-        Ok(visited) if service::is_believed(&visited, path.as_c_str()) => Ok(Some(visited.socket)),
+        Ok(visited) if service::is_believed(&visited) => Ok(Some(visited.socket)),
         Ok(visited) => {
             meet::part(visited.socket);
             remember(false);
