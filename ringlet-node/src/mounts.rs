@@ -101,18 +101,25 @@ impl Watch {
         if self.groups.len() >= GROUPS_MOST {
             self.groups.clear();
         }
-        if self.places.is_empty() || !self.groups.insert(group.unwrap_or_default().to_owned()) {
+        let group = group.unwrap_or_default();
+        if self.places.is_empty() || self.groups.contains(group) {
             return false;
         }
         let pid = pid.to_string();
-        let text = |name| text_of(&pid, name).unwrap_or_default();
-        let levels = text("status")
+        let text = |name| text_of(&pid, name).filter(|text| !text.is_empty());
+        // (Of one that has ended meanwhile nothing is known, so that the next of its group is looked at.)
+        let (Some(status), Some(users), Some(mounts)) =
+            (text("status"), text("uid_map"), text("mountinfo"))
+        else {
+            return false;
+        };
+        self.groups.insert(group.to_owned());
+        let levels = status
             .lines()
             .find_map(|line| Some(line.strip_prefix("NSpid:")?.split_whitespace().count()));
-        levels.is_some_and(|levels| levels > 1) && has_root(&text("uid_map")) && {
-            let mounts = text("mountinfo");
-            self.places.iter().any(|place| place.is_writable_in(&mounts))
-        }
+        levels.is_some_and(|levels| levels > 1)
+            && has_root(&users)
+            && self.places.iter().any(|place| place.is_writable_in(&mounts))
     }
 }
 
@@ -160,6 +167,17 @@ mod tests {
     fn roots_of_user_namespaces_are_told_from_the_host_s() {
         assert!(has_root("         0          0 4294967295\n"));
         assert!(!has_root("         0       1000          1\n         1     100000      65536\n"));
+    }
+
+    #[test]
+    fn who_ends_at_once_does_not_count_for_its_group() {
+        let mut watch = Watch::of(&[std::env::temp_dir()]);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        child.wait().unwrap();
+        assert!(!watch.finds(pid, Some("/a")) && watch.groups.is_empty());
+        watch.finds(std::process::id() as i32, Some("/a"));
+        assert!(watch.groups.contains("/a"));
     }
 
     #[test]
