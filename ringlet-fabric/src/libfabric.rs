@@ -816,6 +816,19 @@ impl Rail for Libfabric {
                 return Err(bad("not an endpoint's address"));
             }
         }
+        let known = parts(name).and_then(|(address, secret)| {
+            Some((socket_address(self.info().addr_format, address)?, *secret))
+        });
+        // A session has one way by this rail: another way that leads there is another session's, which a hostile one may want to cut.
+        let at = known.map(|(at, _)| at);
+        if at.is_some() && self.peers.values().any(|way| way.at == at) {
+            return Err(bad("another peer's endpoint"));
+        }
+        if let Some((at, secret)) = known
+            && !gate::learn(at, secret)
+        {
+            return Err(bad("an endpoint that is known by another secret"));
+        }
         // As aligned as any address is, and longer.
         let mut copy = [0_u64; NAME_BYTES / 8];
         for (word, bytes) in copy.iter_mut().zip(name.chunks(8)) {
@@ -829,20 +842,18 @@ impl Rail for Libfabric {
             call!(av, ops, insert, av, copy.as_ptr().cast(), 1, &raw mut peer, 0, ptr::null_mut())
         };
         if count != 1 || peer == abi::ADDR_UNSPEC {
+            at.into_iter().for_each(gate::forget);
             return Err(match count {
                 ..0 => self.loaded.error("fi_av_insert", count as isize),
                 _ => bad("the provider does not take this name"),
             });
         }
         let number = self.next_peer;
-        self.next_peer = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        let known = parts(name).and_then(|(address, secret)| {
-            Some((socket_address(self.info().addr_format, address)?, *secret))
-        });
-        if let Some((at, secret)) = known {
-            gate::learn(at, secret);
-        }
-        let at = known.map(|(at, _)| at);
+        let Some(next) = number.checked_add(1) else {
+            at.into_iter().for_each(gate::forget);
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        self.next_peer = next;
         self.peers.insert(number, Way { address: peer, at, under_way: 0, refused: None });
         Ok(Peer(number))
     }

@@ -280,6 +280,8 @@ fn garbage_is_not_a_name() {
         assert!(end.rail.reach(&with(4, &[0, 0, 0, 0])).is_err(), "no address");
         assert!(end.rail.reach(&with(4, &[224, 0, 0, 1])).is_err(), "a group's address");
         assert!(end.rail.reach(&name).is_ok());
+        assert!(end.rail.reach(&name).is_err(), "another session's endpoint");
+        assert!(end.rail.reach(&with(name.len() - 1, &[!name[name.len() - 1]])).is_err());
         let nobody = Peer(4_000_000);
         assert!(matches!(end.rail.send(nobody, b"x", 0), Err(Refused::Failed(_))));
     }
@@ -584,7 +586,7 @@ fn partner() {
 }
 
 /// What a partner sends back of messages, and of a large write.
-fn converse(end: &mut End, partner: &Partner) {
+fn converse(end: &mut End, partner: &Partner) -> Peer {
     const COUNT: usize = 500;
     let peer = end.rail.reach(&partner.name).unwrap();
     let limit = Instant::now() + LIMIT;
@@ -599,6 +601,7 @@ fn converse(end: &mut End, partner: &Partner) {
     }
     check(&end.messages, COUNT);
     assert!(end.failed.is_empty() && !end.broken);
+    peer
 }
 
 #[test]
@@ -617,8 +620,7 @@ fn a_partner_is_killed() {
     for (provider, local) in &tested() {
         let mut end = End::open(provider, local);
         let partner = Partner::start(&[], provider, local, end.rail.name());
-        converse(&mut end, &partner);
-        let peer = end.rail.reach(&partner.name).unwrap();
+        let peer = converse(&mut end, &partner);
         let (grant, before) = (partner.grant, end.told());
         // Stopped, so that it takes no more.
         let process = rustix::process::Pid::from_child(&partner.process);

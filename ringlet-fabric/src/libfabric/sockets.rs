@@ -9,6 +9,8 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketAddrAny, getpeername, getsockname, shutdown};
 
+use super::gate;
+
 pub struct Connections {
     ours: SocketAddr,
     peers: HashSet<SocketAddr>,
@@ -34,6 +36,9 @@ impl Connections {
     }
 
     fn shut_one(&mut self, number: RawFd) -> bool {
+        if gate::holds(number) {
+            return false;
+        }
         // SAFETY: for calls that look only, whatever it is by then, and fail if the number is closed.
         let seen = unsafe { BorrowedFd::borrow_raw(number) };
         // WHY before there is a copy: who closes the last one waits for what that costs, and takes the process's locks of a file with it.
