@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// What the service and its processes take besides.
 const BESIDE: u64 = 32 << 20;
-/// What carries between tenants and what carries to other hosts are two processes, which know nothing of each other.
-const PROCESSES: u64 = 2;
+/// What carries between tenants, what carries to other hosts, and what keeps reflective memory, are processes that know nothing of each other.
+const PROCESSES: u64 = 3;
 /// Of a connection, beside its rings.
 const OF_A_LINK: u64 = 128 << 10;
 
@@ -32,9 +32,18 @@ impl Room {
 
     /// How many connections, each of so many rings of this size.
     pub fn connections(self, rings: u64, ring_bytes: u64) -> usize {
-        let each = rings.saturating_mul(ring_bytes).saturating_add(OF_A_LINK);
-        usize::try_from(self.0 / each).unwrap_or(usize::MAX)
+        usize::try_from(self.0 / connection_bytes(rings, ring_bytes)).unwrap_or(usize::MAX)
     }
+
+    /// One more, beside those that take so many bytes: their rings may be of other sizes, of a policy before.
+    pub fn admits(self, taken: u64, rings: u64, ring_bytes: u64) -> bool {
+        taken.saturating_add(connection_bytes(rings, ring_bytes)) <= self.0
+    }
+}
+
+/// What a connection takes, of so many rings of this size.
+pub fn connection_bytes(rings: u64, ring_bytes: u64) -> u64 {
+    rings.saturating_mul(ring_bytes).saturating_add(OF_A_LINK)
 }
 
 /// Rings of a connection to another host; and of one between two tenants, each of whom has a segment.
@@ -128,6 +137,9 @@ mod tests {
         let room = Room(32 << 20);
         assert_eq!(room.connections(RINGS_OF_A_LANE, 256 << 10), 51);
         assert_eq!(room.connections(RINGS_OF_A_PAIR, 256 << 10), 28);
+        let large = connection_bytes(RINGS_OF_A_LANE, 16 << 20) - OF_A_LINK;
+        assert!(!room.admits(large, RINGS_OF_A_LANE, 64 << 10), "one took all of it");
+        assert!(room.admits(large / 2, RINGS_OF_A_LANE, 64 << 10));
         assert_eq!(Room(u64::MAX).connections(RINGS_OF_A_PAIR, u64::MAX), 1);
     }
 }

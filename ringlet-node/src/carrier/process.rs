@@ -17,7 +17,7 @@ use super::keeper::by_whom_it_was_started;
 use super::{Order, Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
 use crate::clock::{Clock, Moment};
-use crate::memory::{RINGS_OF_A_PAIR, Room};
+use crate::memory::{RINGS_OF_A_PAIR, Room, connection_bytes};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -55,6 +55,8 @@ struct Carrier {
     adapter: Adapter<Ends>,
     apart: Arc<Apart>,
     room: Room,
+    /// Bytes that the pairs take, at most.
+    taken: u64,
     pairs: HashMap<u64, Held>,
     lines: HashMap<u32, Line>,
     next: u32,
@@ -77,6 +79,7 @@ pub fn carry() -> anyhow::Result<()> {
         adapter,
         apart,
         room,
+        taken: 0,
         pairs: HashMap::new(),
         lines: HashMap::new(),
         next: SERVICE + 1,
@@ -176,8 +179,11 @@ impl Carrier {
         };
         // (What it would have done apart would wait behind what hangs.)
         let hangs = self.apart.is_full() || held.from.iter().any(|from| self.apart.hangs(from));
-        let is_room = self.pairs.len() < self.room.connections(RINGS_OF_A_PAIR, ring_bytes);
-        self.pairs.insert(number, held);
+        let is_room = self.room.admits(self.taken, RINGS_OF_A_PAIR, ring_bytes);
+        self.taken += connection_bytes(RINGS_OF_A_PAIR, ring_bytes);
+        if let Some(before) = self.pairs.insert(number, held) {
+            self.taken -= connection_bytes(RINGS_OF_A_PAIR, before.ring_bytes);
+        }
         for (end, fd) in lines.into_iter().enumerate() {
             let (token, raw) = (self.next, fd.as_raw_fd());
             self.next = if token == u32::MAX { SERVICE + 1 } else { token + 1 };
@@ -337,7 +343,9 @@ impl Carrier {
     fn forget_if_over(&mut self, number: u64) {
         let over = |held: &Held| held.link.is_none() && held.lines == [None; 2];
         if self.pairs.get(&number).is_some_and(over) {
-            self.pairs.remove(&number);
+            if let Some(held) = self.pairs.remove(&number) {
+                self.taken -= connection_bytes(RINGS_OF_A_PAIR, held.ring_bytes);
+            }
             self.said.push_back(Word::Over(number));
         }
     }

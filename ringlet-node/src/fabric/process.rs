@@ -30,7 +30,7 @@ use crate::carrier::ends::{Brought, Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
 use crate::clock::{Clock, Moment};
 use crate::cluster::Session;
-use crate::memory::{RINGS_OF_A_LANE, Room};
+use crate::memory::{RINGS_OF_A_LANE, Room, connection_bytes};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -182,6 +182,8 @@ struct Process {
     apart: Arc<Apart>,
     /// None in tests.
     room: Option<Room>,
+    /// Bytes that what is held takes, at most.
+    taken: u64,
     links: HashMap<Number, Link>,
     held: HashMap<u64, Held>,
     by_lane: HashMap<LaneName, u64>,
@@ -244,6 +246,7 @@ impl Process {
             asked: Moment::ZERO,
             apart,
             room: None,
+            taken: 0,
             links: HashMap::new(),
             held: HashMap::new(),
             by_lane: HashMap::new(),
@@ -528,9 +531,8 @@ impl Process {
         meet::admit_descriptors(line.as_raw_fd(), true);
         // (What it would have done apart would wait behind what hangs.)
         let hangs = self.apart.is_full() || self.apart.hangs(&from);
-        let is_room = self
-            .room
-            .is_none_or(|room| self.held.len() < room.connections(RINGS_OF_A_LANE, ring_bytes));
+        let is_room =
+            self.room.is_none_or(|room| room.admits(self.taken, RINGS_OF_A_LANE, ring_bytes));
         let greeted = !hangs
             && is_room
             && !self.by_lane.contains_key(&name)
@@ -548,6 +550,7 @@ impl Process {
         };
         self.trunk.expect(name);
         self.by_lane.insert(name, held);
+        self.taken += connection_bytes(RINGS_OF_A_LANE, ring_bytes);
         self.held.insert(
             held,
             Held {
@@ -915,7 +918,9 @@ impl Process {
             && held.line.is_none()
         {
             self.by_lane.remove(&held.name);
-            self.held.remove(&number);
+            if let Some(held) = self.held.remove(&number) {
+                self.taken -= connection_bytes(RINGS_OF_A_LANE, held.ring_bytes);
+            }
             self.say(OVER, Session::default(), &number.to_le_bytes());
         }
     }
