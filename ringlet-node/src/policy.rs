@@ -130,6 +130,29 @@ impl Policy {
         Policy::parse(&text).with_context(|| file.display().to_string())
     }
 
+    /// The same while one holds already, which is kept if there is no file or nothing in it: one that an editor is about to write says nothing, and what
+    /// holds without a file may allow more.
+    pub fn load_again(path: &Path) -> anyhow::Result<Policy> {
+        let shown = || path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(shown)?;
+        ensure!(!text.trim().is_empty(), "{}: nothing is in it", shown());
+        Policy::parse(&text).with_context(shown)
+    }
+
+    /// What of it is another than of that one.
+    pub fn differences(&self, other: &Policy) -> Vec<&'static str> {
+        let limits = |policy: &Policy| format!("{:?}", policy.limits);
+        let allow = |policy: &Policy| format!("{:?}", policy.allow);
+        let all = [
+            ("same_pod", self.same_pod != other.same_pod),
+            ("labels", self.labels != other.labels),
+            ("allow", allow(self) != allow(other)),
+            ("otherwise", self.otherwise != other.otherwise),
+            ("limits", limits(self) != limits(other)),
+        ];
+        all.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
+    }
+
     pub fn parse(text: &str) -> anyhow::Result<Policy> {
         let mut policy: Policy = toml::from_str(text)?;
         if let Some(cluster) = &mut policy.cluster {
@@ -359,6 +382,20 @@ mod tests {
             assert!(Policy::parse(wrong).is_err(), "{wrong}");
         }
         Policy::parse(EXAMPLE).unwrap();
+    }
+
+    #[test]
+    fn what_is_read_again_is_not_taken_from_no_file_or_an_empty_one() {
+        let file = std::env::temp_dir().join(format!("ringlet-policy-{}", std::process::id()));
+        for text in ["", "\n \n"] {
+            std::fs::write(&file, text).unwrap();
+            assert!(Policy::load_again(&file).is_err(), "{text:?}");
+        }
+        std::fs::write(&file, "same_pod = false").unwrap();
+        let read = Policy::load_again(&file).unwrap();
+        assert_eq!(read.differences(&Policy::default()), ["same_pod"]);
+        std::fs::remove_file(&file).unwrap();
+        assert!(Policy::load_again(&file).is_err(), "there is none");
     }
 
     #[test]

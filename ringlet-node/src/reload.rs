@@ -43,7 +43,6 @@ pub fn start(mut signals: File, path: Option<PathBuf>) -> anyhow::Result<Reload>
     let ring = bell.try_clone()?;
     // (The file is replaced by another one, perhaps, or is not there yet.)
     let file = std::path::absolute(path.as_deref().unwrap_or(Path::new(policy::FILE)))?;
-    let path = path.map(|_| file.clone());
     let readable = file.ancestors().skip(1).find(|place| place.is_dir()).map(PathBuf::from);
     let (said, confined) = sync_channel(1);
     // (One is read while the one before waits: who asks more often is told of the last.)
@@ -54,7 +53,7 @@ pub fn start(mut signals: File, path: Option<PathBuf>) -> anyhow::Result<Reload>
         let _ = said.send(entered);
         const INFO_BYTES: usize = size_of::<libc::signalfd_siginfo>();
         while is_confined && signals.read_exact(&mut [0; INFO_BYTES]).is_ok() {
-            if to.send(Policy::load(path.as_deref())).is_err() {
+            if to.send(Policy::load_again(&file)).is_err() {
                 return;
             }
             fd::ring(ring.as_raw_fd());

@@ -149,9 +149,7 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     }
     let bounds = Bounds::beside(OF_OURS + others);
     if let Some(most) = bounds.bound(&mut options.policy) {
-        say(&format!(
-            "warning: {most} connections are carried at a time: the control group's memory is limited"
-        ));
+        say(&format!("warning: {}", is_bounded(most)));
     }
     let group = match options.group {
         Some(group) => group,
@@ -331,17 +329,14 @@ impl<N: Notes> Service<N> {
             None => {}
             Some(Err(error)) => self.journal.note("policy-refused", || format!("{error:#}")),
             Some(Ok(policy)) => {
-                let later = self.take_over(policy);
-                self.journal.note("policy", || match &later[..] {
-                    [] => "read again".to_owned(),
-                    later => format!("read again; a restart is needed for: {}", later.join(", ")),
-                });
+                let told = self.take_over(policy);
+                self.journal.note("policy", || told);
             }
         }
     }
 
-    /// What of it can't be changed while we run stays as it was, and is told.
-    fn take_over(&mut self, mut policy: Policy) -> Vec<&'static str> {
+    /// What of it can't be changed while we run stays as it was, and is told, as is what has changed.
+    fn take_over(&mut self, mut policy: Policy) -> String {
         let listened = |label: &String| {
             self.listeners.iter().any(|listener| listener.label.as_ref() == Some(label))
         };
@@ -355,10 +350,21 @@ impl<N: Notes> Service<N> {
         ];
         policy.labels.retain(listened);
         policy.limits.connections = limits.connections;
-        self.bounds.bound(&mut policy);
+        let most = self.bounds.bound(&mut policy);
         policy.cluster = None;
+        let changed = policy.differences(&self.policy);
         self.policy = policy;
-        later.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
+        let later: Vec<_> = later.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect();
+        let mut told = "read again".to_owned();
+        for (how, what) in [("changed", changed), ("a restart is needed for", later)] {
+            if !what.is_empty() {
+                told += &format!("; {how}: {}", what.join(", "));
+            }
+        }
+        if let Some(most) = most {
+            told += &format!("; {}", is_bounded(most));
+        }
+        told
     }
 
     fn accept(&mut self, at: usize) {
@@ -645,6 +651,7 @@ impl<N: Notes> Service<N> {
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
         late.into_iter().for_each(|token| self.part(token));
         self.users.retain(|_, user| user.guests > 0 || user.is_new());
+        self.earlier.forget_ended();
         let Service { carriers, far, journal, .. } = self;
         if let Some(pid) = carriers.as_mut().and_then(Carriers::hangs) {
             journal.note("carrier-hangs", || format!("pid {pid}: it is ended"));
@@ -790,6 +797,10 @@ fn lock_any() {
     if setrlimit(Resource::Memlock, any).is_err() {
         let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit });
     }
+}
+
+fn is_bounded(most: usize) -> String {
+    format!("{most} connections are carried at a time: the control group's memory is limited")
 }
 
 /// To be compared.

@@ -119,13 +119,17 @@ def scenes(ground):
         told("policy-refused", 1)
         service.policy.unlink()
         told("policy-refused", 2)
+        # (An editor has just made it anew.)
+        service.policy.write_text("")
+        told("policy-refused", 3)
         pair().stays_apart(f"{name}: and can't be", "refused")
         # (As an editor does it.)
         other = service.policy.with_name("new.toml")
         other.write_text('labels = ["shop"]\notherwise = "isolated"\n')
         other.rename(service.policy)
         told("policy", 1)
-        require("a restart is needed for: labels, otherwise" in service.told(), f"what it says: {service.told()}")
+        for what in "changed: same_pod", "a restart is needed for: labels, otherwise":
+            require(what in service.told(), f"what it says: {service.told()}")
         pair().meets(name)
         require_confined(service)
 
