@@ -18,6 +18,7 @@ from ground import ANSWER_SECONDS
 from harness import frame, framed, require
 from hostile import COME, MET, NODE, come, connection, message, rights
 from lease import held_up
+from service import fields
 from world import ALONE, Across, Service, inside, note, until, world
 
 ISOLATED = 'same_pod = false\notherwise = "isolated"\n'
@@ -204,6 +205,12 @@ def scenes(ground):
         """What is carried goes on; when it is over, so is who carried."""
         ends = meet(host)
         between = carrier(service)
+        # (As `systemctl kill -s HUP` does, to all of them.)
+        keeper = int(fields(f"/proc/{between}")["PPid"])
+        for pid in keeper, between:
+            os.kill(pid, signal.SIGHUP)
+        traded(ends)
+        require(is_alive(keeper) and carrier(service) == between, f"ended by a signal that only the service reads: {service.told()}")
         ends.trade(20_000_000, 20_000_000)
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(ANSWER_SECONDS)

@@ -214,6 +214,9 @@ fn await_service(service: &OwnedFd, process: Option<&OwnedFd>, patience_ns: Opti
 pub(crate) fn by_whom_it_was_started() -> OwnedFd {
     // SAFETY: nobody has opened anything yet but who has started us.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    // (The service reads its policy again by it, which a service manager may send to all of the service's processes.)
+    // SAFETY: no handler.
+    unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
     // SAFETY: standard input is ours, and nobody reads it.
     let socket = unsafe { fd::duplicate_high(0, 3).map(|fd| OwnedFd::from_raw_fd(fd)) };
     if let (Ok(socket), Ok(null)) = (socket, File::open("/dev/null")) {
