@@ -131,6 +131,22 @@ fn echo_confined(fd: Fd, mut wait: impl FnMut()) -> i32 {
     }
 }
 
+/// The same of a connection that is in a set before, and waits there.
+fn echo_confined_with_a_set(end: End) -> i32 {
+    let set = sys::epoll_create().expect("epoll_create");
+    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, libc::EPOLLIN as u32, 7).expect("epoll_ctl");
+    rare::close_in(rare::Calls::Filter(WITH_SETS));
+    let mut wrong = 0;
+    let code = echo_confined(end.0, || {
+        let told = sys::epoll_wait(set, 4, -1);
+        let right = told.is_ok_and(
+            |told| matches!(told[..], [(7, events)] if events & libc::EPOLLIN as u32 != 0),
+        );
+        wrong += i32::from(!right);
+    });
+    if wrong == 0 { code } else { 97 }
+}
+
 /// Sends what is unread when the peer closes itself in; then asks it, and ends.
 fn ask_confined(a: &mut Side, end: End) {
     end.send(b"unread before");
@@ -571,20 +587,22 @@ pub const CASES: &[Case] = &[
         },
         |b| {
             let end = b.moved();
+            confine_child(b, end, || echo_confined_with_a_set(end));
+        },
+    )
+    .steady(),
+    pair(
+        "processes/closed_in_with_a_set_beside_a_thread",
+        "the same where another thread is, so that the tables stay",
+        |a| {
+            let end = a.moved();
+            ask_confined(a, end);
+        },
+        |b| {
+            let end = b.moved();
             confine_child(b, end, || {
-                let set = sys::epoll_create().expect("epoll_create");
-                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, libc::EPOLLIN as u32, 7)
-                    .expect("epoll_ctl");
-                rare::close_in(rare::Calls::Filter(WITH_SETS));
-                let mut wrong = 0;
-                let code = echo_confined(end.0, || {
-                    let told = sys::epoll_wait(set, 4, -1);
-                    let right = told.is_ok_and(|told| {
-                        matches!(told[..], [(7, events)] if events & libc::EPOLLIN as u32 != 0)
-                    });
-                    wrong += i32::from(!right);
-                });
-                if wrong == 0 { code } else { 97 }
+                std::thread::spawn(|| pause(u64::MAX));
+                echo_confined_with_a_set(end)
             });
         },
     )

@@ -11,7 +11,7 @@ use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, others_of};
 use crate::socket::table::{Stage, Tables, tables};
-use crate::socket::{jumps, kernel_writes, memory, transfer};
+use crate::socket::{jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
@@ -224,7 +224,8 @@ fn in_kernel(set: &Set) -> bool {
 #[inline(always)]
 pub fn is_native(set_index: u32) -> bool {
     let set = set::at(set_index);
-    !set.context.is() && !holds_ours(set)
+    // (What we have slept with was taken out again before the process closed itself in.)
+    !holds_ours(set) && (!set.context.is() || pin::is_closed_in())
 }
 
 /// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
