@@ -581,6 +581,26 @@ pub fn sendmsg(fd: Fd, parts: &[&[u8]], flags: c_int) -> R<usize> {
     size(unsafe { libc::sendmsg(fd, &msg, flags) })
 }
 
+/// The same with a control message: so much is to be stamped of this message (SO_TIMESTAMPING).
+pub fn send_with_stamps(fd: Fd, data: &[u8], stamps: u32, flags: c_int) -> R<usize> {
+    let mut room = [0u64; 4];
+    let mut vectors = slices(&[data]);
+    // SAFETY: all-zero bytes are a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { zeroed() };
+    (msg.msg_iov, msg.msg_iovlen) = (vectors.as_mut_ptr(), 1);
+    msg.msg_control = room.as_mut_ptr().cast();
+    // SAFETY: the room is large enough for one message of four bytes; the vector is a live slice.
+    size(unsafe {
+        msg.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let control = libc::CMSG_FIRSTHDR(&raw const msg);
+        (*control).cmsg_level = libc::SOL_SOCKET;
+        (*control).cmsg_type = libc::SO_TIMESTAMPING;
+        (*control).cmsg_len = libc::CMSG_LEN(4) as _;
+        libc::CMSG_DATA(control).cast::<u32>().write_unaligned(stamps);
+        libc::sendmsg(fd, &raw const msg, flags)
+    })
+}
+
 /// One message for each part; returns each message's count.
 pub fn sendmmsg(fd: Fd, parts: &[&[u8]], flags: c_int) -> R<Vec<u32>> {
     let mut vectors = slices(parts);

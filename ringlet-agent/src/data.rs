@@ -589,7 +589,9 @@ fn send_aside<E: Edge>(
     number: i64,
     args: [usize; 6],
 ) -> Sys<usize> {
-    let call = splice::aside(socket, flags & libc::MSG_DONTWAIT == 0, Reason::Ancillary)?;
+    let urgent = flags & libc::MSG_OOB != 0;
+    let reason = if urgent { Reason::Urgent } else { Reason::Ancillary };
+    let call = splice::aside(socket, flags & libc::MSG_DONTWAIT == 0, reason)?;
     // SAFETY: the program's call.
     let send = || unsafe { E::call(number, args) };
     let sent = if is_alone() { send() } else { E::in_which(&|| call.end(), send) };

@@ -571,6 +571,34 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "data/urgent_with_control",
+        "what follows an urgent byte that was sent with a control message arrives",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                end.send(b"before");
+                record("urgent", sys::send_with_stamps(end.0, b"!", 0, MSG_OOB));
+                end.send(b"after");
+                end.recv_exact(2);
+                for _ in 0..100 {
+                    let _ = (send_all(end, b"ask"), recv_exact(end, 3));
+                }
+            }
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..3 {
+                end.recv_exact(11);
+                end.send(b"ok");
+                for _ in 0..100 {
+                    let _ = (recv_exact(end, 3), send_all(end, b"yes"));
+                }
+            }
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
         "data/edges_behind_the_urgent_byte",
         "an edge-triggered set tells of what comes after an urgent byte that a receive has passed",
         |a| {

@@ -137,6 +137,10 @@ pub fn aside(socket: &'static Socket, waits: bool, reason: Reason) -> Sys<Native
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
             step_aside(socket, end, &ring, reason).map(|()| {
+                if reason == Reason::Urgent {
+                    // Behind such a byte the direction never enters the ring again.
+                    end.sender.keep_out();
+                }
                 // (Under the lock, so that `sides::try_start` sees it.)
                 Native::begin(socket, &end.native_senders)
             })
