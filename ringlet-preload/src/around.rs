@@ -129,9 +129,10 @@ unsafe fn found(
     }
     let found = by_handle();
     if name.to_bytes().starts_with(b"io_uring_") && found != of_ours && found != 0 {
-        if is_first(ours, name, found) {
+        if next::address_of(name) as usize == found {
             return Answer::is(of_ours);
         }
+        // The program's own, or a second liburing's: ours does not stand before it.
         process::uses_io_uring();
     }
     let of_libc = objects::is_in(&objects::pieces_of_libc(), found);
@@ -148,17 +149,6 @@ fn goes_on_to(caller: usize, name: &CStr) -> bool {
             && objects::behind_us().any(|other| other.is(object) && !objects::is_libc(&other));
     });
     found
-}
-
-/// Is it what our function of this name goes on to?
-fn is_first(ours: Object, name: &CStr, found: usize) -> bool {
-    let mut first = None;
-    objects::each_loaded(|loaded| {
-        if first.is_none() && !loaded.object.is(&ours) {
-            first = loaded.object.find(name);
-        }
-    });
-    first == Some(found)
 }
 
 /// Does nobody but us and libc have a function of this name, so that whoever asks for it means libc's? A caller that stands in front
@@ -311,7 +301,10 @@ fn lead_to(ours: &Object, loaded: &Loaded) -> bool {
         let target = reference.target();
         // Not looked up yet: it leads back into the library itself.
         let open = reference.lazily && loaded.holds(target);
-        let uring = reference.name.to_bytes().starts_with(b"io_uring_");
+        let uring = reference.name.to_bytes().starts_with(b"io_uring_") && {
+            let next = next::address_of(reference.name) as usize;
+            next != 0 && (open || target == next)
+        };
         if !open && !uring && !objects::is_in(&libc, target) {
             continue;
         }

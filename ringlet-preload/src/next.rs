@@ -2,17 +2,26 @@
 
 use crate::objects;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// One of them.
 pub struct Next {
     name: &'static CStr,
     found: AtomicPtr<libc::c_void>,
+    /// In a library that the program has loaded; and how many had been unloaded then, plus one.
+    later: AtomicPtr<libc::c_void>,
+    at_unloaded: AtomicU64,
 }
 
 impl Next {
     pub const fn new(name: &'static CStr) -> Next {
-        Next { name, found: AtomicPtr::new(core::ptr::null_mut()) }
+        let none = core::ptr::null_mut();
+        Next {
+            name,
+            found: AtomicPtr::new(none),
+            later: AtomicPtr::new(none),
+            at_unloaded: AtomicU64::new(0),
+        }
     }
 
     /// Its address; null if no later library has it.
@@ -25,21 +34,35 @@ impl Next {
     /// As dlsym(RTLD_NEXT) would, without the loader's lock.
     #[cold]
     fn find(&self) -> *mut libc::c_void {
-        let found = self.behind_us();
-        // Not one of libc's: liburing's, perhaps loaded by the program. (What stands in front of us has come to us.)
-        let found = found.or_else(|| {
-            let (mut found, mut behind_us) = (None, false);
-            let ours = objects::ours()?;
-            objects::each_loaded(|loaded| {
-                if behind_us && found.is_none() {
-                    found = loaded.object.find(self.name);
-                }
-                behind_us |= ours.is(&loaded.object);
-            });
-            found
+        if let Some(found) = self.behind_us() {
+            self.found.store(found as *mut libc::c_void, Ordering::Relaxed);
+            return found as *mut libc::c_void;
+        }
+        // A library that the program has loaded may be unloaded again.
+        let unloaded = objects::unloaded();
+        // ORDER: Acquire; pairs with the store below: what is found is at least as new.
+        if self.at_unloaded.load(Ordering::Acquire) != unloaded + 1 {
+            let found = self.loaded_later().unwrap_or(0) as *mut libc::c_void;
+            if found.is_null() {
+                return found;
+            }
+            self.later.store(found, Ordering::Relaxed);
+            // ORDER: Release; pairs with the load above.
+            self.at_unloaded.store(unloaded + 1, Ordering::Release);
+        }
+        self.later.load(Ordering::Relaxed)
+    }
+
+    /// Not one of libc's: liburing's, perhaps loaded by the program. (What stands in front of us has come to us.)
+    fn loaded_later(&self) -> Option<usize> {
+        let (mut found, mut behind_us) = (None, false);
+        let ours = objects::ours()?;
+        objects::each_loaded(|loaded| {
+            if behind_us && found.is_none() {
+                found = loaded.object.find(self.name);
+            }
+            behind_us |= ours.is(&loaded.object);
         });
-        let found = found.unwrap_or(0) as *mut libc::c_void;
-        self.found.store(found, Ordering::Relaxed);
         found
     }
 
@@ -48,9 +71,13 @@ impl Next {
     }
 }
 
-/// Finds all that lie behind us, for a process that forks again and again: each child would look for what it needs itself, in pages of every
-/// library before libc.
-pub fn find_all() {
+/// What our function of this name goes on to; null: nothing, or we have none.
+pub fn address_of(name: &CStr) -> *mut libc::c_void {
+    let next = all().iter().find(|next| next.name == name);
+    next.map_or(core::ptr::null_mut(), Next::address)
+}
+
+fn all() -> &'static [Next] {
     unsafe extern "C" {
         /// The linker's names for where the section of all `Next`s begins and ends.
         #[link_name = "__start_ringlet_next"]
@@ -60,10 +87,13 @@ pub fn find_all() {
     }
     let (first, end) = (&raw const FIRST as usize, &raw const END as usize);
     // SAFETY: only `next_of` puts anything there: statics of this type, one after the other.
-    let all = unsafe {
-        core::slice::from_raw_parts(first as *const Next, (end - first) / size_of::<Next>())
-    };
-    for next in all.iter().filter(|next| next.found.load(Ordering::Relaxed).is_null()) {
+    unsafe { core::slice::from_raw_parts(first as *const Next, (end - first) / size_of::<Next>()) }
+}
+
+/// Finds all that lie behind us, for a process that forks again and again: each child would look for what it needs itself, in pages of every
+/// library before libc.
+pub fn find_all() {
+    for next in all().iter().filter(|next| next.found.load(Ordering::Relaxed).is_null()) {
         if let Some(found) = next.behind_us() {
             next.found.store(found as *mut libc::c_void, Ordering::Relaxed);
         }

@@ -201,16 +201,37 @@ pub fn each_loaded(mut each: impl FnMut(&Loaded)) {
         }
         0
     }
-    type Callback =
-        unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut libc::c_void) -> c_int;
-    type Iterate = unsafe extern "C" fn(Callback, *mut libc::c_void) -> c_int;
-    // WHY libc's own: a sanitizer that stands before it looks its functions up through us before it is ready to be called.
-    let libc = behind_us().filter(is_libc).find_map(|object| object.find(c"dl_iterate_phdr"));
-    let Some(iterate) = libc else { return };
+    let Some(iterate) = iterate() else { return };
     let mut each: Each = &mut each;
     // SAFETY: libc's function of this name; `one` takes what it is given back.
-    unsafe {
-        let iterate: Iterate = core::mem::transmute(iterate);
-        iterate(one, (&raw mut each).cast());
+    unsafe { iterate(one, (&raw mut each).cast()) };
+}
+
+type Callback = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut libc::c_void) -> c_int;
+type Iterate = unsafe extern "C" fn(Callback, *mut libc::c_void) -> c_int;
+
+/// WHY libc's own: a sanitizer that stands before it looks its functions up through us before it is ready to be called.
+fn iterate() -> Option<Iterate> {
+    let libc = behind_us().filter(is_libc).find_map(|object| object.find(c"dl_iterate_phdr"))?;
+    // SAFETY: libc's function of this name, whose signature this is.
+    Some(unsafe { core::mem::transmute::<usize, Iterate>(libc) })
+}
+
+/// How many libraries have been unloaded so far. (None ever is by musl.)
+pub fn unloaded() -> u64 {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        count: *mut libc::c_void,
+    ) -> c_int {
+        // SAFETY: what the loader tells of an object, and the number that `unloaded` has given.
+        unsafe { *count.cast::<u64>() = (*info).dlpi_subs };
+        1
     }
+    let mut count = 0u64;
+    if let Some(iterate) = iterate() {
+        // SAFETY: libc's function of this name; `first` takes what it is given back.
+        unsafe { iterate(first, (&raw mut count).cast()) };
+    }
+    count
 }
