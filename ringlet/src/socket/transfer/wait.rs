@@ -234,8 +234,12 @@ fn sleep_beside_errors(
     timeout: Option<u64>,
     cancelled: &dyn Fn(),
 ) -> Sys<usize> {
-    // (Where there can be no set, the caller looks again at once.)
-    let Ok(set) = fd::epoll_create() else { return Ok(1) };
+    let Ok(set) = fd::epoll_create() else {
+        // Where there can be no set, the caller looks again now and then.
+        let timeout = timeout.map_or(LOOK_SOON_NS, |ns| ns.min(LOOK_SOON_NS));
+        sleep::poll(&mut [], Some(timeout), None, cancelled)?;
+        return Ok(1);
+    };
     let cancelled = || {
         sys::close(set);
         cancelled();
