@@ -4,14 +4,16 @@ use std::ffi::CString;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{meet, service};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 
 use crate::memory;
 use crate::name;
@@ -76,8 +78,14 @@ fn listen_at(path: &Path) -> std::io::Result<OwnedFd> {
     }
     let socket = make()?;
     meet::admit_descriptors(socket.as_raw_fd(), false);
-    bind(&socket, &address)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    // (Not by its path: who may write to the directory could put a link to another file there meanwhile.)
+    static MASK: Mutex<()> = Mutex::new(());
+    let masked = MASK.lock();
+    let before = umask(Mode::from_raw_mode(0o111));
+    let bound = bind(&socket, &address);
+    umask(before);
+    drop(masked);
+    bound?;
     listen(&socket, 128)?;
     // (Without the right to it is one that containers with processes of their own do not believe.)
     if let Ok(path) = CString::new(path.as_os_str().as_bytes()) {
