@@ -193,7 +193,10 @@ impl Cluster {
         let now = self.now();
         let Cluster { network, order, barred, inbox, .. } = self;
         network.poll(&mut |event| match event {
-            Event::Up(life) => order.up(life, now),
+            Event::Up(life) => {
+                inbox.up(&life);
+                order.up(life, now);
+            }
             Event::Down(life) => {
                 order.down(&life, now);
                 inbox.down(&life);
@@ -551,6 +554,7 @@ impl Keeper {
             joined: joined.clone(),
             left: left.clone(),
         };
+        cluster.inbox.keep_members(&view);
         cluster.view = Some(view.clone());
         self.go_on();
         if !self.cluster().enters(&view, &joined, output)? {

@@ -655,7 +655,12 @@ impl Keeper {
                     self.memories.insert(*id, memory);
                 }
             }
-            (Act::Detach { .. }, _) => self.sweep(),
+            (Act::Detach { id, .. }, _) => {
+                if is_here {
+                    self.want_no_more(*id);
+                }
+                self.sweep();
+            }
             _ => {}
         }
         Ok(())

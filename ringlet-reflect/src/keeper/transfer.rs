@@ -19,7 +19,7 @@ use super::Keeper;
 use super::cluster::{Cluster, put, ring};
 use super::space::Memory;
 use crate::protocol::Answer;
-use crate::registry::{Act, Registry};
+use crate::registry::{Act, RegionEntry, Registry};
 
 /// The first byte of all frames of this kind: none of the order's begins with it.
 const KEEPERS: u8 = 0xf5;
@@ -44,6 +44,8 @@ const ASKS_MOST: usize = 16;
 const PIECES_MOST: usize = 64;
 /// What is held back until the registry is known.
 const HELD_BYTES_MOST: usize = 256 << 20;
+/// Places in the order that another keeper may have and this one has not: more than all of them may have submitted that is not everywhere.
+const AHEAD_MOST: u64 = 1 << 20;
 /// Who does not answer is asked again, or another one.
 const PATIENCE: Duration = Duration::from_millis(300);
 
@@ -106,8 +108,8 @@ pub struct Filling {
     /// Up to where pieces were asked for.
     asked: u64,
     bytes: u64,
-    /// The place in the order that its pieces knew.
-    known: u64,
+    /// The place in the order that its pieces knew, by who has told them.
+    known: BTreeMap<Life, u64>,
     is_delivered: bool,
     /// Who does not know of it.
     refused: BTreeSet<Life>,
@@ -116,8 +118,8 @@ pub struct Filling {
 impl Filling {
     fn new(bytes: u64) -> Filling {
         let touched = Touched(vec![0; (bytes as usize).div_ceil(64)]);
-        let (next, asked, known, is_delivered) = (0, 0, 0, false);
-        let (apart, refused) = (None, BTreeSet::new());
+        let (next, asked, is_delivered) = (0, 0, false);
+        let (apart, known, refused) = (None, BTreeMap::new(), BTreeSet::new());
         Filling { touched, apart, next, asked, bytes, known, is_delivered, refused }
     }
 
@@ -158,7 +160,11 @@ pub struct Inbox {
     asked: Option<(Life, Duration)>,
     parts: Parts,
     whom: usize,
+    /// The region whose contents were asked for last.
+    asked_for: Option<u32>,
     refused: BTreeSet<Life>,
+    /// Members to which there is no way now.
+    down: BTreeSet<Life>,
     pub filling: BTreeMap<u32, Filling>,
     /// The number of the last view that the registry knows, and the place in the order from which on this host has it.
     pub applied: u64,
@@ -214,11 +220,36 @@ impl Inbox {
         self.asked.as_ref().is_some_and(|(asked, _)| asked == life)
     }
 
+    pub fn up(&mut self, life: &Life) {
+        self.down.remove(life);
+    }
+
     pub fn down(&mut self, life: &Life) {
+        self.down.insert(life.clone());
+        self.forget(life);
+    }
+
+    /// Of others nothing is sent, or kept.
+    pub fn keep_members(&mut self, view: &View) {
+        self.sending.retain(|life, _| view.members.contains(life));
+        self.down.retain(|life| view.members.contains(life));
+        if let Some((life, _)) = self.asked.clone()
+            && !view.members.contains(&life)
+        {
+            self.forget(&life);
+        }
+        // (All that it knew and that is in the order has been delivered before it went.)
+        for filling in self.filling.values_mut() {
+            filling.known.retain(|life, _| view.members.contains(life));
+        }
+    }
+
+    fn forget(&mut self, life: &Life) {
         self.sending.remove(life);
         self.came.remove(life);
         if self.is_asked(life) {
-            self.asked = None;
+            (self.asked, self.asked_for) = (None, None);
+            self.whom = self.whom.wrapping_add(1);
         }
     }
 
@@ -322,46 +353,62 @@ impl Cluster {
             if is_silent {
                 let mut others = self.others();
                 others.retain(|life| !self.inbox.refused.contains(life));
-                let life = self.whom(&others).ok_or_else(|| {
-                    std::io::Error::other("nobody is left who knows what the cluster has")
-                })?;
-                self.inbox.send(&life, ASK_STATE, &[], &[]);
+                if others.is_empty() {
+                    let error = "nobody is left who knows what the cluster has";
+                    return Err(std::io::Error::other(error));
+                }
+                // (To who is cut off there may be a way again.)
+                others.retain(|life| !self.inbox.down.contains(life));
+                if let Some(life) = self.whom(&others) {
+                    self.inbox.send(&life, ASK_STATE, &[], &[]);
+                }
             }
             return Ok(());
         }
+        // (Who was silent may go on to be: another one, or another region, has its turn.)
+        let silent = self.inbox.asked.as_ref().filter(|_| is_silent).map(|(life, _)| life.clone());
+        let silent = silent.zip(self.inbox.asked_for.take_if(|_| is_silent));
+        if let Some((life, id)) = &silent
+            && let Some(filling) = self.inbox.filling.get_mut(id)
+        {
+            filling.refused.insert(life.clone());
+        }
         // (Where nobody has it, somebody may say yet that he has.)
-        let filling = &self.inbox.filling;
-        let is_missing = |id: &u32| {
-            let is_had = registry.regions.get(id).is_some_and(|it| !it.holders.is_empty());
-            is_had && filling.get(id).is_some_and(|it| it.next < it.bytes)
-        };
-        let wanted = self.inbox.wanted.filter(is_missing);
-        let missing = wanted.or_else(|| filling.keys().copied().find(is_missing));
-        let Some((id, region)) = missing.and_then(|id| Some((id, registry.regions.get(&id)?)))
-        else {
-            return Ok(());
-        };
-        let has = |life: &Life| {
+        let mut others = self.others();
+        others.retain(|life| !self.inbox.down.contains(life));
+        let has = |life: &Life, region: &RegionEntry| {
             let host = registry.host(&life.node, life.incarnation);
             host.is_some_and(|host| region.holders.contains(&host))
         };
-        let mut holders = self.others();
-        holders.retain(has);
+        let filling = &self.inbox.filling;
+        let missing = self.inbox.wanted.iter().chain(filling.keys()).filter_map(|id| {
+            let region = registry.regions.get(id)?;
+            let filling = filling.get(id).filter(|it| it.next < it.bytes)?;
+            let holders: Vec<_> = others.iter().filter(|life| has(life, region)).cloned().collect();
+            (!holders.is_empty()).then_some((*id, holders, filling))
+        });
+        let mut refused = None;
+        let free = missing.clone().find_map(|(id, mut holders, filling)| {
+            holders.retain(|life| !filling.refused.contains(life));
+            (!holders.is_empty()).then_some((id, holders))
+        });
+        if free.is_none() {
+            refused = missing.clone().map(|(id, holders, _)| (id, holders)).next();
+        }
+        let is_refused = refused.is_some();
+        let Some((id, holders)) = free.or(refused) else { return Ok(()) };
         // (One that answers goes on to be asked, if it has this one too.)
         let asked = self.inbox.asked.as_ref().map(|(life, _)| life.clone());
         let goes_on = asked.filter(|life| !is_silent && holders.contains(life));
+        if is_refused {
+            self.inbox.filling.values_mut().for_each(|filling| filling.refused.clear());
+        }
+        let is_another = self.inbox.asked_for.replace(id) != Some(id);
         let Some(filling) = self.inbox.filling.get_mut(&id) else { return Ok(()) };
-        if goes_on.is_none() {
-            filling.asked = filling.next;
-            let left = |life: &&Life| !filling.refused.contains(life);
-            match holders.iter().any(|life| left(&life)) {
-                true => holders.retain(|life| left(&life)),
-                // (What they do not know of yet they know in a while, in which nothing is asked.)
-                false => {
-                    filling.refused.clear();
-                    filling.asked = filling.bytes;
-                }
-            }
+        if goes_on.is_none() || is_another {
+            // (What they do not know of yet they know in a while, in which nothing is asked.)
+            let is_paused = is_refused && silent.is_none();
+            filling.asked = if is_paused { filling.bytes } else { filling.next };
         }
         let Some(life) = goes_on.or_else(|| self.whom(&holders)) else { return Ok(()) };
         let Cluster { inbox, .. } = self;
@@ -442,11 +489,11 @@ impl Keeper {
             }
             PIECE if is_asked => {
                 let ([id, asked, at, next, place], bytes) = words(frame)?;
-                self.fill(id as u32, asked, at, next, place, bytes);
+                self.fill(from, id as u32, asked, at, next, place, bytes);
             }
             REFUSED if is_asked => {
                 let ([id], _) = words(frame)?;
-                cluster.inbox.asked = None;
+                (cluster.inbox.asked, cluster.inbox.asked_for) = (None, None);
                 match cluster.inbox.filling.get_mut(&(id as u32)) {
                     Some(filling) => drop(filling.refused.insert(from.clone())),
                     None if id == 0 => drop(cluster.inbox.refused.insert(from.clone())),
@@ -555,8 +602,10 @@ impl Keeper {
         Some(())
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn fill(
         &mut self,
+        from: &Life,
         id: u32,
         asked: u64,
         at: u64,
@@ -571,7 +620,9 @@ impl Keeper {
         let is_it = asked == filling.next && at >= asked && next > asked && next <= end;
         let is_whole = at <= end && bytes.len() as u64 == next - at.min(next);
         // (One that knew less than we did at the start has not all that we lack.)
-        if !is_it || !is_whole || place < cluster.inbox.base {
+        // (And none is so far ahead of what has been delivered here.)
+        let is_place = place >= cluster.inbox.base && place <= cluster.delivered + AHEAD_MOST;
+        if !is_it || !is_whole || !is_place {
             return None;
         }
         cluster.inbox.came_bytes += next - asked;
@@ -590,7 +641,8 @@ impl Keeper {
         }
         filling.next = next;
         filling.asked = filling.asked.max(next);
-        filling.known = filling.known.max(place);
+        let known = filling.known.entry(from.clone()).or_default();
+        *known = place.max(*known);
         Some(())
     }
 
@@ -602,7 +654,7 @@ impl Keeper {
         }
         let (regions, delivered, mut done) = (&self.registry.regions, cluster.delivered, vec![]);
         cluster.inbox.filling.retain(|id, filling| {
-            filling.is_delivered = delivered >= filling.known;
+            filling.is_delivered = filling.known.values().all(|known| delivered >= *known);
             if filling.is_done() {
                 done.push(*id);
             }
@@ -614,8 +666,17 @@ impl Keeper {
                 cluster.say(0, &Act::Filled { id: *id }, &self.registry);
             }
         }
+        let filling = &cluster.inbox.filling;
+        cluster.inbox.wanted = cluster.inbox.wanted.filter(|id| filling.contains_key(id));
         if !done.is_empty() {
             ring(&self.page.1);
+        }
+    }
+
+    /// It is detached: other regions are as urgent.
+    pub(super) fn want_no_more(&mut self, id: u32) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.inbox.wanted = cluster.inbox.wanted.filter(|wanted| *wanted != id);
         }
     }
 
@@ -674,6 +735,88 @@ mod tests {
             assert_eq!(matches!(standing, Standing::Inside), is_last, "{text}");
         }
         assert_eq!(keeper.words.len(), 1);
+    }
+
+    /// Of one region whoever has it does not give it, or has gone, or tells nonsense: others are asked for meanwhile.
+    #[test]
+    fn a_region_that_cannot_be_had_holds_up_no_other() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let options = Options { path: Some(&path), ..Options::default() };
+        let (mut keeper, _) = Keeper::new(&options, Some(alone())).unwrap();
+        let bounds = Bounds {
+            limits: crate::keeper::Limits { all: 1 << 30, received: 0 },
+            made_most: 9,
+            is_shared: false,
+        };
+        let life = |node: &str| Life { node: node.into(), incarnation: 1 };
+        let (me, lives) = (life("here"), ["one", "other"].map(life));
+        let mut known = Registry::new(bounds);
+        let hosts = ["one", "other"].map(|name| known.enter(name, 1, true));
+        let member = known.join(Member { host: hosts[0], pid: 1, uid: 0, groups: vec![0] });
+        let how = crate::registry::Permission::default();
+        let ids = [0, 1].map(|key| known.allocate(member, key, 4096, &how).unwrap().0);
+        for (id, host) in ids.iter().zip(hosts) {
+            known.regions.get_mut(id).unwrap().holders = BTreeSet::from([host]);
+            keeper.memories.insert(*id, Memory::make(4096, true).unwrap());
+        }
+        keeper.registry = known;
+        let cluster = keeper.cluster.as_mut().unwrap();
+        cluster.standing = Standing::Inside;
+        let members = [me, lives[0].clone(), lives[1].clone()].to_vec();
+        let view = View { number: 1, members };
+        cluster.view = Some(view.clone());
+        cluster.inbox.filling = ids.map(|id| (id, Filling::new(4096))).into();
+        cluster.inbox.wanted = Some(ids[0]);
+        let whom = |keeper: &mut Keeper| {
+            let cluster = keeper.cluster.as_mut().unwrap();
+            cluster.ask(&keeper.registry).unwrap();
+            cluster.inbox.asked.clone().map(|(life, _)| life)
+        };
+        assert_eq!(whom(&mut keeper).as_ref(), Some(&lives[0]), "what a program waits for");
+        // It is silent.
+        let silent = |keeper: &mut Keeper| {
+            let inbox = &mut keeper.cluster.as_mut().unwrap().inbox;
+            inbox.asked.as_mut().unwrap().1 = Duration::ZERO;
+            while keeper.cluster.as_ref().unwrap().now() < PATIENCE {
+                std::thread::yield_now();
+            }
+        };
+        silent(&mut keeper);
+        assert_eq!(whom(&mut keeper).as_ref(), Some(&lives[1]));
+        silent(&mut keeper);
+        assert_eq!(whom(&mut keeper).as_ref(), Some(&lives[0]), "it has its turn again");
+        // It refuses.
+        keeper.hear(&lives[0], REFUSED, &u64::from(ids[0]).to_le_bytes());
+        assert_eq!(whom(&mut keeper).as_ref(), Some(&lives[1]));
+        let piece = |place: u64| {
+            let head = [u64::from(ids[1]), 0, 0, 4096, place].map(u64::to_le_bytes);
+            [head.as_flattened(), &[7; 4096]].concat()
+        };
+        keeper.hear(&lives[1], PIECE, &piece(u64::MAX));
+        let progress = |keeper: &Keeper| {
+            keeper.cluster.as_ref().unwrap().inbox.filling.get(&ids[1]).map(Filling::progress)
+        };
+        assert_eq!(progress(&keeper), Some(0), "no order is so long");
+        keeper.hear(&lives[1], PIECE, &piece(5));
+        keeper.filled();
+        assert_eq!(progress(&keeper), Some(4096), "its place is to be delivered yet");
+        // It goes: nobody is left who could be asked for anything, and nothing is kept for it.
+        let inbox = &mut keeper.cluster.as_mut().unwrap().inbox;
+        lives.iter().for_each(|life| inbox.down(life));
+        assert_eq!(whom(&mut keeper), None);
+        let inbox = &mut keeper.cluster.as_mut().unwrap().inbox;
+        assert!(inbox.sending.is_empty());
+        let left = View { number: 2, members: view.members[..2].to_vec() };
+        inbox.keep_members(&left);
+        keeper.filled();
+        assert_eq!(progress(&keeper), None, "what it knew is no more");
+        // There is a way to the first one again.
+        keeper.cluster.as_mut().unwrap().inbox.up(&lives[0]);
+        assert_eq!(whom(&mut keeper).as_ref(), Some(&lives[0]));
+        keeper.cluster.as_mut().unwrap().inbox.wanted = Some(ids[0]);
+        keeper.want_no_more(ids[0]);
+        assert_eq!(keeper.cluster.as_ref().unwrap().inbox.wanted, None);
     }
 
     /// Who sends without end is heard no more often than others, and crowds out nobody.
