@@ -83,6 +83,8 @@ enum Whose {
 pub struct Keeper {
     shared: Arc<Shared>,
     seat: Seat,
+    /// Of a seat that was taken again, all that belongs to it is done.
+    is_seated: bool,
     looked: Instant,
     /// Why it is found by nobody.
     lost: Option<String>,
@@ -121,6 +123,7 @@ impl Keeper {
         Ok(Keeper {
             shared,
             seat,
+            is_seated: true,
             looked: Instant::now(),
             lost: None,
             epoll,
@@ -173,7 +176,7 @@ impl Keeper {
             return;
         }
         self.looked = Instant::now();
-        if self.seat.is_here() {
+        if self.is_seated && self.seat.is_here() {
             return;
         }
         let name = self.shared.room.name.clone();
@@ -199,13 +202,21 @@ impl Keeper {
     fn find_seat(&mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         // (The one before goes with its descriptor, which nobody else has.)
-        self.seat.take_again(&shared.room, shared.about.id)?;
-        epoll::add(&self.epoll, &*self.seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
+        if !self.seat.is_here() {
+            self.seat.take_again(&shared.room, shared.about.id)?;
+        }
+        self.is_seated = false;
+        let added =
+            epoll::add(&self.epoll, &*self.seat.socket, EventData::new_u64(SEAT), EventFlags::IN);
+        if added != Err(rustix::io::Errno::EXIST) {
+            added?;
+        }
         let others = shared.room.ports()?;
         let is_met = |id: &u64| self.ports.values().any(|port| port.about.id == *id);
         let new = others.into_iter().filter(|id| *id != shared.about.id && !is_met(id));
         let new: Vec<Visit> = new.map(|id| Visit::new(id, 0, 0)).collect();
         self.visits.extend(new);
+        self.is_seated = true;
         Ok(())
     }
 

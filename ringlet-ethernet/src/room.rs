@@ -45,6 +45,8 @@ const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(3);
 pub struct Room {
     pub name: String,
     directory: PathBuf,
+    /// Its directory's user and group, and who may enter that.
+    of: (u32, u32, u32),
     pub rules: Rules,
 }
 
@@ -94,7 +96,7 @@ fn sweep(base: &Path) {
 /// As if it were a network's, whose rules do not matter.
 fn in_directory(directory: &Path) -> Room {
     let rules = Rules { addresses: Policy::Static, storm: 0 };
-    Room { name: String::new(), directory: directory.to_owned(), rules }
+    Room { name: String::new(), directory: directory.to_owned(), of: (0, 0, 0), rules }
 }
 
 /// What has this name, and not what a link of this name leads to. WHY: root of a container, which has this directory too, may put one there, and it
@@ -104,14 +106,15 @@ fn itself(path: &Path, how: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, how, Mode::empty())
 }
 
-fn read_rules(directory: &Path) -> Result<Rules> {
-    let folder = itself(directory, OFlags::PATH | OFlags::DIRECTORY)?;
+fn read_rules(directory: &Path) -> Result<((u32, u32, u32), Rules)> {
+    let folder = File::from(itself(directory, OFlags::PATH | OFlags::DIRECTORY)?);
+    let meta = folder.metadata()?;
     let how = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(openat(&folder, RULES, how, Mode::empty())?);
     ensure!(file.metadata()?.is_file(), "{RULES} is no file");
     let mut bytes = Vec::new();
     file.take(RULES_MOST).read_to_end(&mut bytes)?;
-    Ok(serde_json::from_slice(&bytes)?)
+    Ok(((meta.uid(), meta.gid(), meta.mode()), serde_json::from_slice(&bytes)?))
 }
 
 /// Lets all connect who may enter the directory, whatever the mask is.
@@ -205,8 +208,8 @@ impl Room {
 
     pub fn open(base: &Path, name: &str) -> Result<Room> {
         let directory = place(base, name)?;
-        let rules = match read_rules(&directory) {
-            Ok(rules) => rules,
+        let (of, rules) = match read_rules(&directory) {
+            Ok(read) => read,
             Err(error) => {
                 let says = match error.downcast_ref() {
                     Some(&rustix::io::Errno::NOENT) => none(base, name),
@@ -218,7 +221,7 @@ impl Room {
                 return Err(error.context(says));
             }
         };
-        Ok(Room { name: name.to_owned(), directory, rules })
+        Ok(Room { name: name.to_owned(), directory, of, rules })
     }
 
     /// All networks of which this user may know more than the name, in order.
@@ -479,15 +482,25 @@ impl Seat {
         identity(&self.path) == Some(self.is)
     }
 
-    /// The network was removed under it, and is there again, by the same rules: it is in that one from now on.
+    /// The network was removed under it, and is there again, by the same rules and for the same users: it is in that one from now on.
     pub fn take_again(&mut self, room: &Room, id: u64) -> Result<()> {
         let base = room.directory.parent().context("a network is in a directory")?;
-        let again = Room::open(base, &room.name)?;
-        ensure!(
-            again.rules == room.rules,
-            "it was made again with other rules, which hold for ports that are begun anew"
-        );
-        *self = Seat::take(&again, id)?;
+        let open = || {
+            let again = Room::open(base, &room.name)?;
+            ensure!(
+                again.of == room.of,
+                "it was made again by another user, or for others, which holds for ports that are begun anew"
+            );
+            ensure!(
+                again.rules == room.rules,
+                "it was made again with other rules, which hold for ports that are begun anew"
+            );
+            Ok(again)
+        };
+        let seat = Seat::take(&open()?, id)?;
+        // (It may have been made once more meanwhile.)
+        open()?;
+        *self = seat;
         Ok(())
     }
 
@@ -578,6 +591,36 @@ mod tests {
         fs::hard_link(seat.path(), room.directory.join("ab.port.port")).unwrap();
         fs::hard_link(seat.path(), room.directory.join("00000000000000Ab.port")).unwrap();
         assert_eq!(room.ports().unwrap(), [0xab]);
+    }
+
+    /// Who makes a network anew under a port does not get the port by that.
+    #[test]
+    fn a_port_joins_no_strangers_network_by_itself() {
+        let (folder, room) = made();
+        let mut seat = Seat::take(&room, 1).unwrap();
+        let again = |change: &dyn Fn(&Path)| {
+            let _ = fs::remove_dir_all(&room.directory);
+            Room::create(folder.path(), "net", RULES_HERE, None).unwrap();
+            change(&room.directory);
+        };
+        let group = |path: &Path| std::os::unix::fs::chown(path, None, Some(12345));
+        let user = |path: &Path| std::os::unix::fs::chown(path, Some(12345), None);
+        let mut changes: Vec<Box<dyn Fn(&Path)>> = vec![Box::new(|path| {
+            fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap()
+        })];
+        if rustix::process::geteuid().is_root() {
+            changes.push(Box::new(move |path| group(path).unwrap()));
+            changes.push(Box::new(move |path| user(path).unwrap()));
+        }
+        for change in &changes {
+            again(change);
+            let why = format!("{:#}", seat.take_again(&room, 1).unwrap_err());
+            assert!(why.contains("by another user"), "{why}");
+            assert!(!room.path(1).exists() && !seat.is_here());
+        }
+        again(&|_| ());
+        seat.take_again(&room, 1).unwrap();
+        assert!(seat.is_here());
     }
 
     /// Whatever somebody has left there, or did not come to make: a network can be removed, and made anew.
