@@ -21,6 +21,9 @@ use std::time::Duration;
 const LOOK_AGAIN_NS: u64 = 100_000;
 const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;
 
+/// For whom no descriptor is free is looked at again after so long.
+const CROWDED_NS: u64 = 10_000_000;
+
 /// A service under a name, which is free again when the listener is dropped or its process is gone. (A mailbox is a service of
 /// its own: see [`Mailbox`](super::Mailbox).)
 pub struct Listener {
@@ -76,7 +79,8 @@ impl Listener {
         }
     }
 
-    /// The next connection. Whoever is not admitted is turned away without a word; for whom no descriptor is free (EMFILE), waits.
+    /// The next connection. Whoever is not admitted is turned away without a word; for whom no descriptor is free, waits;
+    /// where none is in all the time of this call, it fails with EMFILE or ENFILE.
     pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
         self.accept_from(timeout).map(|(connection, _)| connection)
     }
@@ -91,10 +95,19 @@ impl Listener {
                 continue;
             }
             // What it takes comes first: who is taken in for whom it is not there could only be turned away.
-            let mut prepared = Prepared::new(self.geometry)?;
-            prepared.spare = None;
-            let (socket, node) = match self.comes() {
+            let came = Prepared::new(self.geometry).and_then(|mut prepared| {
+                prepared.spare = None;
+                self.comes().map(|came| (prepared, came))
+            });
+            let (prepared, (socket, node)) = match came {
                 Err(Error::System(Errno::EAGAIN)) => continue,
+                // (Who has come stays readable, so that it could not be waited for otherwise.)
+                Err(lacks @ Error::System(Errno::EMFILE | Errno::ENFILE)) => {
+                    let left = deadline.left().map_err(|_| lacks)?;
+                    let pause = left.map_or(CROWDED_NS, |left| left.min(CROWDED_NS));
+                    fd::poll(&mut [], Some(pause), None)?;
+                    continue;
+                }
                 done => done?,
             };
             // Or it has gone again.
