@@ -57,7 +57,7 @@ pub fn up(
         !settings.persists || settings.queues == 1,
         "a device that persists has one queue: of one that has several the kernel does not tell whether somebody has it"
     );
-    let (taps, mac) = make(settings, mtu)?;
+    let (taps, mac, is_taken) = make(settings, mtu)?;
     let first = Arc::clone(&taps[0]);
     let options = Options { queues: settings.queues, ..Options::new(&settings.device, mac) };
     let (ending, end) = ends;
@@ -67,6 +67,11 @@ pub fn up(
         Event::Apart(why) => tell(why),
         Event::End => _ = asked.send(End::Asked),
     })?;
+    // (Who has no port leaves no device behind, and one that was there as it was.)
+    if is_taken {
+        change(settings, &taps[0])?;
+    }
+    let stays = settings.persists.then(|| Arc::clone(&taps[0]));
     // (Only the queues keep the device.)
     let tap = Arc::downgrade(&taps[0]);
     port.is_presented_by(move |about| {
@@ -84,6 +89,9 @@ pub fn up(
         })
     });
     let threads = threads.collect::<Result<Vec<_>, _>>()?;
+    if let Some(tap) = stays {
+        ask(&tap, SET_PERSISTENT, &mut 1).context("the device can't be made to stay")?;
+    }
     ready(mac);
     let why = end.recv().unwrap_or(End::Asked);
     port.end();
@@ -97,8 +105,8 @@ pub fn up(
     }
 }
 
-/// The device's queues, and its address.
-fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
+/// The device's queues, and the address that it is to have; was it there before?
+fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac, bool)> {
     let name = &settings.device;
     let sane = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     ensure!(
@@ -111,7 +119,8 @@ fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
                 "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`); a TAP device of one queue that persists, and that nobody has, is taken over"
             )
         })?;
-        return finish(settings, vec![taken]);
+        let (taps, mac) = finish(settings, vec![taken])?;
+        return Ok((taps, settings.mac.unwrap_or(mac), true));
     }
     let mac = settings.mac.map_or_else(Mac::random, Ok)?;
     // (A device of several queues takes more of them: without this, another process's that is made at this instant.)
@@ -141,14 +150,12 @@ fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
         let more = devices[0].try_clone().with_context(|| format!("{name} has no more queues"))?;
         devices.push(more);
     }
-    finish(settings, devices.into_iter().map(own).collect())
+    let (taps, mac) = finish(settings, devices.into_iter().map(own).collect())?;
+    Ok((taps, mac, false))
 }
 
 fn finish(settings: &Settings, taps: Vec<OwnedFd>) -> Result<(Vec<Arc<OwnedFd>>, Mac)> {
     let first = &taps[0];
-    if settings.persists {
-        ask(first, SET_PERSISTENT, &mut 1).context("the device can't be made to stay")?;
-    }
     set_carrier(first.as_fd(), false)
         .context("the carrier can't be set (Linux 5.0 or newer can)")?;
     let mut request = request(&settings.device);
@@ -167,6 +174,9 @@ fn finish(settings: &Settings, taps: Vec<OwnedFd>) -> Result<(Vec<Arc<OwnedFd>>,
 const SET_PERSISTENT: libc::Ioctl = 0x4004_54cb;
 const SET_OFFLOAD: libc::Ioctl = 0x4004_54d0;
 const SET_HEADER_BYTES: libc::Ioctl = 0x4004_54d8;
+/// `_IOR('T', 210, unsigned int)`.
+const GET_NAME: libc::Ioctl = 0x8004_54d2;
+const IFF_PERSIST: libc::c_short = 0x0800;
 
 /// As what `DeviceBuilder` makes is. KERNEL: who has it already has it alone (EBUSY); what is no TAP device, or has several queues, is EINVAL.
 fn take_over(settings: &Settings) -> Result<OwnedFd> {
@@ -177,19 +187,33 @@ fn take_over(settings: &Settings) -> Result<OwnedFd> {
     let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     named.ifr_ifru.ifru_flags = kind as libc::c_short;
     ask(&tap, libc::TUNSETIFF, &mut named)?;
+    let mut found = request(name);
+    ask(&tap, GET_NAME, &mut found)?;
+    // SAFETY: the call has filled it in.
+    #[allow(unsafe_code)]
+    let flags = unsafe { found.ifr_ifru.ifru_flags };
+    // KERNEL: where the name has become free meanwhile, the first call has made a device, which goes with this descriptor.
+    ensure!(flags & IFF_PERSIST != 0, "it was removed meanwhile");
     // (Whoever had it before may have wanted another one.)
     ask(&tap, SET_HEADER_BYTES, &mut (HEADER_BYTES as libc::c_int))?;
     let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
     set(&tap, SET_OFFLOAD, offloads)?;
     // (Linux 6.2 or newer.)
     let _ = set(&tap, SET_OFFLOAD, offloads | libc::TUN_F_USO4 | libc::TUN_F_USO6);
+    Ok(tap)
+}
+
+/// What is wanted of a device that was taken over.
+fn change(settings: &Settings, tap: &OwnedFd) -> Result<()> {
+    let name = &settings.device;
     if let Some(mac) = settings.mac {
         let mut named = request(name);
         named.ifr_ifru.ifru_hwaddr.sa_family = libc::ARPHRD_ETHER;
         let mut data = [0; 14];
         data.iter_mut().zip(mac.0).for_each(|(to, from)| *to = from as libc::c_char);
         named.ifr_ifru.ifru_hwaddr.sa_data = data;
-        ask(&tap, libc::SIOCSIFHWADDR, &mut named).context("its address can't be set")?;
+        ask(tap, libc::SIOCSIFHWADDR, &mut named)
+            .with_context(|| format!("the address of {name} can't be set"))?;
     }
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::INET,
@@ -200,7 +224,8 @@ fn take_over(settings: &Settings) -> Result<OwnedFd> {
     if let Some(mtu) = settings.mtu {
         let mut named = request(name);
         named.ifr_ifru.ifru_mtu = mtu.into();
-        ask(&socket, libc::SIOCSIFMTU, &mut named).context("its MTU can't be set")?;
+        ask(&socket, libc::SIOCSIFMTU, &mut named)
+            .with_context(|| format!("the MTU of {name} can't be set"))?;
     }
     let mut named = request(name);
     ask(&socket, libc::SIOCGIFFLAGS, &mut named)?;
@@ -208,8 +233,9 @@ fn take_over(settings: &Settings) -> Result<OwnedFd> {
     #[allow(unsafe_code)]
     let flags = unsafe { named.ifr_ifru.ifru_flags };
     named.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
-    ask(&socket, libc::SIOCSIFFLAGS, &mut named).context("it can't be set up")?;
-    Ok(tap)
+    ask(&socket, libc::SIOCSIFFLAGS, &mut named)
+        .with_context(|| format!("{name} can't be set up"))?;
+    Ok(())
 }
 
 /// Of a device of this name, which is short enough (`make`).
@@ -278,8 +304,7 @@ fn set_carrier(tap: BorrowedFd, on: bool) -> Result<()> {
 
 /// What the device is now, which may have been renamed, moved to another network namespace, or given another address. What can't be known stays.
 fn look(tap: BorrowedFd, about: &mut About) {
-    /// TUNGETIFF: `_IOR('T', 210, unsigned int)`; and TUNGETDEVNETNS: `_IO('T', 227)`, with CAP_NET_ADMIN there.
-    const GET_NAME: libc::Ioctl = 0x8004_54d2;
+    /// TUNGETDEVNETNS: `_IO('T', 227)`, with CAP_NET_ADMIN there.
     const GET_NAMESPACE: libc::Ioctl = 0x54e3;
     // SAFETY: zeros are a request, which the first and the last call write; the second returns a descriptor, which nobody else has. The name ends with a zero.
     #[allow(unsafe_code)]
