@@ -815,6 +815,11 @@ impl Rail for Libfabric {
             if name[2..4] == [0; 2] || address.is_unspecified() || address.is_multicast() {
                 return Err(bad("not an endpoint's address"));
             }
+            // Services that listen for this host alone.
+            let is_elsewhere = self.ours.is_some_and(|ours| !ours.ip().is_loopback());
+            if is_elsewhere && address.to_canonical().is_loopback() {
+                return Err(bad("an address of this host alone"));
+            }
         }
         let known = parts(name).and_then(|(address, secret)| {
             Some((socket_address(self.info().addr_format, address)?, *secret))

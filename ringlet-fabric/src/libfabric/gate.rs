@@ -1,8 +1,8 @@
 //! Who is let in where a provider listens: nobody but who has been told its name by the node service, before the provider sees a byte.
 //!
 //! A provider in software (`tcp`, `net`, `sockets`) listens at a TCP port, and takes what comes for its own protocol: 16 bytes of a stranger's end
-//! the process (1.17). So the name of an endpoint has a secret behind its address. Names are passed over TLS, to members only. Who connects says the
-//! secret first; who listens takes it off, or closes what has come without it. The provider knows of neither: its calls of three functions of libc's
+//! the process (1.17). So the name of an endpoint has a secret behind its address. Names are passed over TLS, to members only. Who connects says a digest
+//! of the secret first; who listens takes it off, or closes what has come without it. The provider knows of neither: its calls of three functions of libc's
 //! lead here.
 //!
 //! Who has connected and said nothing yet is held here, and the provider not told of it: a few of each address for a few seconds. Once it has said the
@@ -26,6 +26,16 @@ use ringlet_linux::tcp;
 /// What is said first.
 pub const SECRET_BYTES: usize = 32;
 pub type Secret = [u8; SECRET_BYTES];
+type Said = [u8; SECRET_BYTES];
+
+/// What is said for a secret. WHY not the secret itself: a hostile member chooses both it and the address, and would have us say 32 bytes of its choice to
+/// any service that we can reach.
+fn said_for(secret: &Secret) -> Said {
+    let mut text = ring::digest::Context::new(&ring::digest::SHA256);
+    text.update(b"ringlet: the secret of an endpoint\n");
+    text.update(secret);
+    text.finish().as_ref().try_into().expect("32 bytes")
+}
 
 /// Who has not said it by then goes; and who has, and was not taken by the provider in as long again.
 const SAYS_IN: Duration = Duration::from_secs(5);
@@ -47,12 +57,12 @@ struct Held {
 
 #[derive(Default)]
 struct Gate {
-    /// Of endpoints of ours, by the address at which they listen.
-    ours: HashMap<SocketAddr, Secret>,
+    /// Of endpoints of ours, by the address at which they listen: what opens them.
+    ours: HashMap<SocketAddr, Said>,
     /// Of peers' endpoints, and how many ways lead there.
-    theirs: HashMap<SocketAddr, (Secret, usize)>,
+    theirs: HashMap<SocketAddr, (Said, usize)>,
     /// Connections that are being made: what is to be said, once they are.
-    owed: HashMap<RawFd, Secret>,
+    owed: HashMap<RawFd, Said>,
     /// Connections to endpoints of ours, the oldest first.
     held: Vec<Held>,
     /// Wakes the thread that looks after them, once there is one.
@@ -72,7 +82,7 @@ pub fn open(at: SocketAddr) -> io::Result<Secret> {
     if !ringlet_linux::sys::random(&mut secret) {
         return Err(io::Error::other("the kernel has no random bytes"));
     }
-    with(|gate| gate.ours.insert(at, secret));
+    with(|gate| gate.ours.insert(at, said_for(&secret)));
     Ok(secret)
 }
 
@@ -91,9 +101,10 @@ pub fn holds(socket: RawFd) -> bool {
 /// What is to be said to a peer's endpoint. False: ways lead there by another secret, which who names the address anew does not take from them.
 #[must_use]
 pub fn learn(at: SocketAddr, secret: Secret) -> bool {
+    let said = said_for(&secret);
     with(|gate| {
-        let known = gate.theirs.entry(at).or_insert((secret, 0));
-        let is_same = known.0 == secret;
+        let known = gate.theirs.entry(at).or_insert((said, 0));
+        let is_same = known.0 == said;
         known.1 += usize::from(is_same);
         is_same
     })
@@ -304,7 +315,7 @@ impl Gate {
         let crowded = if of(self, held.from) >= HELD_OF_ONE {
             Some(held.from)
         } else if self.held.len() >= HELD_MOST {
-            self.held.iter().map(|held| held.from).max_by_key(|from| of(self, *from))
+            self.held.iter().rev().map(|held| held.from).max_by_key(|from| of(self, *from))
         } else {
             None
         };
@@ -435,7 +446,7 @@ unsafe extern "C" fn connect(socket: c_int, to: *const sockaddr, len: socklen_t)
     let done = unsafe { libc::connect(socket, to, len) };
     let Some(secret) = secret else { return done };
     if done == 0 {
-        return if say(socket, &secret) == Said::All { 0 } else { refused(socket) };
+        return if say(socket, &secret) == Told::All { 0 } else { refused(socket) };
     }
     let error = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ECONNREFUSED);
     if matches!(error, libc::EINPROGRESS | libc::EAGAIN | libc::EINTR) {
@@ -460,11 +471,11 @@ unsafe extern "C" fn getsockopt(
     let Some(secret) = with(|gate| gate.owed.get(&socket).copied()) else { return done };
     // SAFETY: an int, which the kernel has just put there.
     let error = unsafe { &mut *value.cast::<c_int>() };
-    let said = if *error == 0 { say(socket, &secret) } else { Said::Nothing };
-    if said != Said::NotYet {
+    let said = if *error == 0 { say(socket, &secret) } else { Told::Nothing };
+    if said != Told::NotYet {
         with(|gate| gate.owed.remove(&socket));
     }
-    if *error == 0 && said == Said::Nothing {
+    if *error == 0 && said == Told::Nothing {
         refused(socket);
         *error = libc::ECONNREFUSED;
     }
@@ -472,22 +483,22 @@ unsafe extern "C" fn getsockopt(
 }
 
 #[derive(PartialEq, Eq)]
-enum Said {
+enum Told {
     All,
     /// The connection is not made yet.
     NotYet,
     Nothing,
 }
 
-fn say(socket: RawFd, secret: &Secret) -> Said {
+fn say(socket: RawFd, secret: &Said) -> Told {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: a buffer of its length.
     let sent = unsafe { libc::send(socket, secret.as_ptr().cast(), SECRET_BYTES, flags) };
     match sent {
         // (A connection that is new has room for it.)
-        sent if sent == SECRET_BYTES as isize => Said::All,
-        -1 if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Said::NotYet,
-        _ => Said::Nothing,
+        sent if sent == SECRET_BYTES as isize => Told::All,
+        -1 if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Told::NotYet,
+        _ => Told::Nothing,
     }
 }
 
@@ -545,9 +556,10 @@ mod tests {
         let member = std::thread::spawn(move || {
             let mut member = connected_from("127.0.0.10", at);
             std::thread::sleep(Duration::from_millis(50));
-            member.write_all(&secret[..20]).unwrap();
+            let said = said_for(&secret);
+            member.write_all(&said[..20]).unwrap();
             std::thread::sleep(Duration::from_millis(50));
-            member.write_all(&secret[20..]).unwrap();
+            member.write_all(&said[20..]).unwrap();
             member
         });
         let came = serve(&listener);
