@@ -655,8 +655,34 @@ fn a_poll_does_not_stand_for_a_look_at_the_border() {
     all(false);
     turns_until(&|| pair.sides.iter().all(lapsed), "they send on where nothing passes");
     all(true);
+    // They come back when that time is over, and not before.
+    let stays_out = |until_ns: u64| {
+        pair.sides.iter().for_each(|side| {
+            side.with(|socket| {
+                assert_eq!(socket.end().lapses.get(), 1);
+                socket.end().lapsed_until_ns.set(until_ns);
+            });
+        });
+    };
+    let passes = |side: &Side| side.with(|socket| tcp_passes(socket));
+    stays_out(u64::MAX);
+    turns_until(&|| pair.sides.iter().all(passes), "the border passes nothing again");
+    for _ in 0..100 {
+        for side in [0, 1] {
+            let _ = pair.send(side, 1);
+            let _ = pair.receive(1 - side, 1000);
+        }
+        assert!(!pair.sides.iter().any(Side::is_in_ring), "they are back at once");
+    }
+    stays_out(0);
     turns_until(&|| pair.sides.iter().all(Side::is_in_ring), "they do not come back");
     pair.finish();
+}
+
+/// Was something acknowledged since its lease lapsed?
+fn tcp_passes(socket: &Socket) -> bool {
+    let acked = socket.end().lapsed.get() - 1;
+    ringlet_linux::tcp::counts(socket.fd()).is_ok_and(|now| !now.unanswered && now.acked != acked)
 }
 
 /// Two ends that an adapter of no delay keeps in step, and what ends with it.

@@ -287,6 +287,11 @@ pub struct End {
     pub whole: P64,
     /// How much the peer's kernel had acknowledged when the lease lapsed (`lease`), plus one; 0 while it holds.
     pub lapsed: P64,
+    /// How often it has lapsed, and until when the direction stays out of the ring for that.
+    pub lapses: P32,
+    pub lapsed_until_ns: P64,
+    /// By what its adapter is told from others (`interconnect::mirrored`).
+    pub adapter: P64,
     /// Of our direction: whether we are about to say that it goes back (`orphan`), and the gap before that is still to be sent.
     pub worded: P32,
     pub gap_due: P32,
@@ -363,6 +368,7 @@ impl End {
             &self.shut_later,
             &self.mirrored,
             &self.severed,
+            &self.lapses,
             &self.worded,
             &self.gap_due,
             &self.has_sent,
@@ -375,6 +381,8 @@ impl End {
             &self.heeded,
             &self.whole,
             &self.lapsed,
+            &self.lapsed_until_ns,
+            &self.adapter,
             &self.resent_at,
             &self.tap_sent,
             &self.tap_received,
