@@ -757,6 +757,13 @@ pub(crate) fn guarded_pair() -> Result<[OwnedFd; 2], Errno> {
     Ok([one, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
+/// By which programs tell one that carries from others.
+pub(crate) fn random_name() -> u64 {
+    let mut name = [0; 8];
+    sys::random(&mut name);
+    u64::from_ne_bytes(name)
+}
+
 /// The descriptors that came with a message.
 pub(crate) fn shown_in(said: &mut Received) -> Vec<OwnedFd> {
     // SAFETY: the kernel has just given it to us.

@@ -53,6 +53,8 @@ struct Carrier {
     /// Until it has gone.
     service: Option<OwnedFd>,
     adapter: Adapter<Ends>,
+    /// By which programs tell it from others.
+    name: u64,
     apart: Arc<Apart>,
     room: Room,
     /// Bytes that the pairs take, at most.
@@ -77,6 +79,7 @@ pub fn carry() -> anyhow::Result<()> {
     let mut carrier = Carrier {
         service: Some(service),
         adapter,
+        name: service::random_name(),
         apart,
         room,
         taken: 0,
@@ -272,7 +275,8 @@ impl Carrier {
         ends.ends[end].come(brought);
         (held.link, held.joined[end]) = (Some(link), true);
         meet::admit_descriptors(line, false);
-        let linked = Message { kind: LINKED, ring_bytes: asked.ring_bytes, ..Message::default() };
+        let (ring_bytes, process) = (asked.ring_bytes, self.name);
+        let linked = Message { kind: LINKED, ring_bytes, process, ..Message::default() };
         // (Who does not get it goes, and that is heard.)
         let _ = meet::send(line, linked.frame().as_bytes(), &[ends.memory[end].memfd]);
         Some(())

@@ -182,6 +182,8 @@ struct Process {
     apart: Arc<Apart>,
     /// None in tests.
     room: Option<Room>,
+    /// By which programs tell it from other adapters.
+    name: u64,
     /// Bytes that what is held takes, at most.
     taken: u64,
     links: HashMap<Number, Link>,
@@ -246,6 +248,7 @@ impl Process {
             asked: Moment::ZERO,
             apart,
             room: None,
+            name: service::random_name(),
             taken: 0,
             links: HashMap::new(),
             held: HashMap::new(),
@@ -775,7 +778,8 @@ impl Process {
         held.joined = true;
         meet::admit_descriptors(line.as_raw_fd(), false);
         let ring_bytes = memory.segment().geometry.ring_bytes as u64;
-        let linked = Message { kind: LINKED, ring_bytes, ..Message::default() };
+        let process = self.name;
+        let linked = Message { kind: LINKED, ring_bytes, process, ..Message::default() };
         // (Who does not get it goes, and that is heard.)
         let _ = meet::send(line.as_raw_fd(), linked.frame().as_bytes(), &[memory.memfd]);
     }

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! An adapter that the node service has for two ends that it carries (`interconnect::node`) gives each such a socket by way of the service, says by its
-//! greeting how large a ring may be, and needs no ticket: the two sockets are a pair. A message over that socket is its bell. It rings an end by a socket
+//! greeting how large a ring may be, and needs no ticket: the two sockets are a pair. As its process it says a number by chance, by which a program tells it
+//! from others. A message over that socket is its bell. It rings an end by a socket
 //! that reaches the bell of the end's home context (`ringlet_linux::bell`), and without one by bytes.
 //!
 //! That socket stays, one for each end. Its end tells the adapter that the end's last process is gone, and the end that the adapter is.

@@ -6,7 +6,7 @@
 
 use super::Interconnect;
 use super::introduction::{GREETING, LINKED, Message, ORPHAN, name};
-use crate::plain::P32;
+use crate::plain::P64;
 use crate::reasons::Reason;
 use crate::socket::context;
 use crate::socket::table::{Socket, tables};
@@ -26,10 +26,12 @@ pub const NEEDS_NO_ADAPTER: u32 = 2;
 /// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
 const INTRODUCTION_NS: u64 = 2_000_000_000;
 const ANSWER_NS: u64 = if cfg!(test) { 20_000_000 } else { 2_000_000_000 };
-/// The same where the last one that this process has asked did not answer.
-const ANSWER_AGAIN_NS: u64 = 20_000_000;
+/// The same where that adapter did not answer another end of this process's lately. (One that goes on has some thousand links to look at first.)
+const ANSWER_AGAIN_NS: u64 = ANSWER_NS / 8;
+/// So long ago is lately.
+const LATELY_NS: u64 = 10_000_000_000;
 /// And how long it is waited for one that stands still in the middle of what it does for this very end.
-const LET_GO_NS: u64 = 60_000_000_000;
+const LET_GO_NS: u64 = 10_000_000_000;
 /// Looks in a row before the processor is left to the adapter, and with that before it is left alone for a moment.
 const QUICK_LOOKS: u32 = 200;
 const YIELDING_LOOKS: u32 = 1000;
@@ -44,6 +46,8 @@ pub struct Linked {
     pub ticket: [u64; 2],
     /// The adapter's doorbell (`context::keep`).
     pub bell: u32,
+    /// By what the adapter is told from others.
+    pub adapter: u64,
 }
 
 /// Asks the adapter of this number for a segment. `card`: the doorbell by which it may ring us.
@@ -86,7 +90,8 @@ pub fn introduce_to_carrier(
             sys::close(segment);
             return Err(Reason::NoDescriptor);
         };
-        Ok(Linked { lifeline, segment, ring_bytes, ticket: linked.ticket, bell })
+        let adapter = linked.process;
+        Ok(Linked { lifeline, segment, ring_bytes, ticket: linked.ticket, bell, adapter })
     });
     if linked.is_err() {
         meet::part(lifeline);
@@ -136,7 +141,8 @@ fn introduce_by(
         sys::close(segment);
         return Err(Reason::NoDescriptor);
     };
-    Ok(Linked { lifeline, segment, ring_bytes: linked.ring_bytes, ticket: linked.ticket, bell })
+    let Message { ring_bytes, ticket, .. } = linked;
+    Ok(Linked { lifeline, segment, ring_bytes, ticket, bell, adapter: adapter.pid as u64 })
 }
 
 fn reason(error: Errno) -> Reason {
@@ -231,8 +237,32 @@ pub fn ring_event(socket: &Socket) {
     }
 }
 
-/// Did the last one that was asked not answer?
-static UNANSWERED: P32 = P32::new(0);
+/// Which adapter did not answer this process, and until when another end does not wait for it as long. (Two words of which threads may see one only: then
+/// an end waits less long, or longer.)
+struct Silent {
+    adapter: P64,
+    until_ns: P64,
+}
+
+static SILENT: Silent = Silent { adapter: P64::new(0), until_ns: P64::new(0) };
+
+impl Silent {
+    fn patience_ns(&self, adapter: u64, now: u64) -> u64 {
+        let is_silent = self.adapter.get() == adapter && now < self.until_ns.get();
+        if is_silent { ANSWER_AGAIN_NS } else { ANSWER_NS }
+    }
+
+    fn says_nothing(&self, adapter: u64, now: u64) {
+        self.adapter.set(adapter);
+        self.until_ns.set(now + LATELY_NS);
+    }
+
+    fn answers(&self, adapter: u64) {
+        if self.until_ns.get() != 0 && self.adapter.get() == adapter {
+            self.until_ns.set(0);
+        }
+    }
+}
 
 /// Waits for an answer of the adapter's. False if it is dead, or we have severed ourselves since it gave none, or could not.
 pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
@@ -243,9 +273,7 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
     let mut until = 0;
     for look in 0u32.. {
         if done() {
-            if UNANSWERED.is() {
-                UNANSWERED.set(0);
-            }
+            SILENT.answers(end.adapter.get());
             return true;
         }
         stir(socket);
@@ -255,11 +283,11 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
             _ => {
                 let now = sys::now_ns();
                 if until == 0 {
-                    until = now + if UNANSWERED.is() { ANSWER_AGAIN_NS } else { ANSWER_NS };
+                    until = now + SILENT.patience_ns(end.adapter.get(), now);
                 }
                 let yields = look < YIELDING_LOOKS;
                 if now > until {
-                    UNANSWERED.set(1);
+                    SILENT.says_nothing(end.adapter.get(), now);
                     sever(socket);
                     return done();
                 }
@@ -309,4 +337,23 @@ pub fn move_away(fd: i32) -> bool {
     let words = |socket: &'static Socket| [&socket.lifeline, &socket.channel];
     let mut all = tables.followed().flat_map(words);
     all.find(|word| word.get() as i32 == fd).is_some_and(|word| tables.rename(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_is_waited_for_less_for_a_while_and_nobody_else() {
+        let silent = Silent { adapter: P64::new(0), until_ns: P64::new(0) };
+        assert_eq!(silent.patience_ns(0, 1), ANSWER_NS, "nobody was asked yet");
+        silent.says_nothing(7, 1);
+        assert_eq!(silent.patience_ns(7, 2), ANSWER_AGAIN_NS);
+        assert_eq!(silent.patience_ns(8, 2), ANSWER_NS, "another adapter");
+        silent.answers(8);
+        assert_eq!(silent.patience_ns(7, 2), ANSWER_AGAIN_NS, "another one has answered");
+        assert_eq!(silent.patience_ns(7, 1 + LATELY_NS), ANSWER_NS, "that was long ago");
+        silent.answers(7);
+        assert_eq!(silent.patience_ns(7, 2), ANSWER_NS, "it has answered");
+    }
 }

@@ -1125,6 +1125,7 @@ fn join(
     }
     tables.hide(linked.lifeline);
     socket.lifeline.set(linked.lifeline as u32);
+    socket.end().adapter.set(linked.adapter);
     socket.end().mirrored.set(mirrored::HAS_ADAPTER);
     memory::begin_looking_after_adapters(tables);
     Ok((linked.ticket, linked.ring_bytes))
