@@ -7,6 +7,7 @@ use crate::map::{self, Scratch};
 use crate::sys::{self, Errno, Sys, close, sys};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
+use ringlet_core::layout::PAGE_BYTES;
 
 static FUTURE: AtomicU32 = AtomicU32::new(0);
 
@@ -60,7 +61,23 @@ fn note_future(flags: i32) {
 fn fits() -> Sys<bool> {
     let mut sum = 0u64;
     each(|range| sum += range.len() as u64)?;
-    Ok(sum <= sys::limit(libc::RLIMIT_MEMLOCK) || sys::has_capability(CAP_IPC_LOCK))
+    let limit = sys::limit(libc::RLIMIT_MEMLOCK);
+    Ok(sum <= limit || sys::has_capability(CAP_IPC_LOCK) && may_exceed(limit as usize))
+}
+
+/// KERNEL: a capability of a user namespace counts for no limit, and none tells of which it is. So a range that is longer is locked, without memory.
+fn may_exceed(limit: usize) -> bool {
+    let len = limit.saturating_add(1).next_multiple_of(PAGE_BYTES);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing; nobody else knows of it.
+    unsafe {
+        let mapped = sys!(SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1i32, 0usize);
+        mapped.is_ok_and(|address| {
+            let locked = sys!(SYS_mlock2, address, len, libc::MLOCK_ONFAULT).is_ok();
+            let _ = sys!(SYS_munmap, address, len);
+            locked
+        })
+    }
 }
 
 /// False: nothing could be locked. (A piece may have been unmapped meanwhile, which is an error of the same name as the limit's.)
