@@ -4,20 +4,39 @@ use crate::Edge;
 use crate::data::is_nowhere;
 use libc::c_int;
 use ringlet::socket::process;
-use ringlet_linux::sys::Sys;
+use ringlet_linux::locked;
+use ringlet_linux::sys::{self, Sys};
 
 /// The number of landlock_restrict_self on every machine.
 pub const LANDLOCK_RESTRICT_SELF: i64 = 446;
 /// linux/prctl.h: system calls from outside a range raise a signal.
 const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
 const PR_SYS_DISPATCH_OFF: usize = 0;
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// mlockall. (It reads a file of the kernel's, of which no child by fork may get the descriptor.)
+pub fn lock_all(edge: &impl Edge, flags: c_int) -> Sys<usize> {
+    process::apart_from_forks(|| locked::lock_all(flags, || edge.pass_on()))
+}
 
 /// prctl, seccomp and landlock_restrict_self.
 pub fn confine(edge: &impl Edge, number: i64, args: [usize; 3]) -> Sys<usize> {
-    if closes_in(number, args) {
+    if closes_in(number, args) && (process::is_closed_in() || may(number, args)) {
         process::closes_in();
     }
     edge.pass_on()
+}
+
+/// KERNEL: without privileges a filter is taken only from a thread that can't gain any. (Who is closed in is asked nothing any more.)
+fn may(number: i64, [a, b, _]: [usize; 3]) -> bool {
+    let needs_none = match number {
+        libc::SYS_prctl => {
+            a as c_int != libc::PR_SET_SECCOMP || b as u32 == libc::SECCOMP_MODE_STRICT
+        }
+        libc::SYS_seccomp => a as u32 == libc::SECCOMP_SET_MODE_STRICT,
+        _ => false,
+    };
+    needs_none || sys::gains_no_privileges() || sys::has_capability(CAP_SYS_ADMIN)
 }
 
 /// (Who names no filter only asks whether the kernel knows them.)

@@ -131,7 +131,7 @@ pub unsafe fn served<E: Edge>(edge: &E, number: i64, [a, b, c, d, e, f]: [usize;
             libc::SYS_prctl | libc::SYS_seccomp | confine::LANDLOCK_RESTRICT_SELF => {
                 confine::confine(edge, number, [a, b, c])
             }
-            libc::SYS_mlockall => ringlet_linux::locked::lock_all(fd, || edge.pass_on()),
+            libc::SYS_mlockall => confine::lock_all(edge, fd),
             libc::SYS_io_uring_setup => {
                 process::uses_io_uring();
                 edge.pass_on()

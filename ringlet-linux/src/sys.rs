@@ -275,6 +275,13 @@ pub fn has_capability(number: u32) -> bool {
     asked.is_ok() && sets[number as usize / 32 * 3] >> (number % 32) & 1 != 0
 }
 
+/// Has the calling thread given up that a program which it executes has more privileges? (True where the kernel does not tell.)
+pub fn gains_no_privileges() -> bool {
+    // SAFETY: no memory is passed.
+    let asked = unsafe { sys!(SYS_prctl, libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) };
+    asked != Ok(0)
+}
+
 /// Is there a file of that name, which we may use?
 pub fn exists(path: &core::ffi::CStr) -> bool {
     let mode = libc::R_OK | libc::W_OK;

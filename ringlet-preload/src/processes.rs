@@ -9,7 +9,6 @@ use ringlet::reasons::Reason;
 use ringlet::socket::process;
 use ringlet::thread::is_alone;
 use ringlet::waiting::signals;
-use ringlet_agent::Edge;
 use ringlet_agent::data::is_nowhere;
 use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Scratch;
@@ -241,7 +240,7 @@ pub extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     let call = Call(|| next!(c"mlockall", fn(c_int) -> c_int, flags) as isize);
-    result(ringlet_linux::locked::lock_all(flags, || call.pass_on())) as c_int
+    result(ringlet_agent::confine::lock_all(&call, flags)) as c_int
 }
 
 /// No user or group: that one stays.

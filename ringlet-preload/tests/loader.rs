@@ -394,9 +394,14 @@ const ALL_MEMORY: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -466,6 +471,11 @@ int main(void)
     path = (int (*)(int))dlsym(RTLD_DEFAULT, "ringlet_path");
     MUST(path && (getuid() != 0 || (setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0)));
     MUST(move(1) && move(1) && left_out());
+    // A filter that the kernel refuses changes nothing.
+    struct sock_filter all = { BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW };
+    struct sock_fprog filter = { 1, &all };
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 0)
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == -1 && errno == EACCES && move(1));
     MUST(getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
     if (limit.rlim_cur / 1024 < before + 2048) {
         puts("skipped: RLIMIT_MEMLOCK has no room for a program without ringlet either");
@@ -483,6 +493,14 @@ int main(void)
     // Pages are locked as they come.
     MUST(mlockall(MCL_CURRENT | MCL_ONFAULT) == 0 && told("VmLck") > 1024 && told("VmRSS") < before + 8192);
     MUST(mlockall(8) == -1 && mlockall(0) == -1);
+    // Nor has who has all privileges in a user namespace more room than the limit.
+    limit.rlim_cur = 4 << 20;
+    MUST(munlockall() == 0 && setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    MUST(mmap(0, 64 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+    if (unshare(CLONE_NEWUSER) == 0)
+        MUST(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM && told("VmLck") == 0);
+    else
+        puts("skipped: no user namespace can be made");
     return 0;
 }
 "#;

@@ -3,6 +3,7 @@
 use super::holders::Held;
 use super::in_use::Waiter;
 use super::meeting;
+pub use super::pin::is_closed_in;
 use super::pin::{AROUND, BEHIND_OUR_BACK, CLOSED_IN, FOR_GOOD, IO_URING};
 use super::release;
 pub use super::table::borrowed;
@@ -448,6 +449,12 @@ pub fn before_fork() {
         datagram::before_fork(socket);
     }
     Fork { number, place }.note(&FORKING, &process.forking);
+}
+
+/// Has a descriptor for a moment, which no child by fork may get. (A child that is made around libc gets it, as a program that it executes does not.)
+pub fn apart_from_forks<T>(work: impl FnOnce() -> T) -> T {
+    let _inside = tables().map(|tables| tables.process().gate.enter());
+    work()
 }
 
 /// After it, in the parent.
