@@ -147,6 +147,19 @@ fn echo_confined_with_a_set(end: End) -> i32 {
     if wrong == 0 { code } else { 97 }
 }
 
+/// Takes all that comes, and answers nothing.
+fn take_confined(fd: Fd) -> i32 {
+    let (mut buffer, mut sum) = ([0; 5], 0u8);
+    loop {
+        let _ = sys::poll(&[(fd, libc::POLLIN)], -1);
+        match sys::read(fd, &mut buffer) {
+            Ok(0) => return i32::from(sum / 4),
+            Ok(n) => sum = buffer[..n].iter().fold(sum, |sum, byte| sum.wrapping_add(*byte)),
+            Err(_) => return 98,
+        }
+    }
+}
+
 /// Sends what is unread when the peer closes itself in; then asks it, and ends.
 fn ask_confined(a: &mut Side, end: End) {
     end.send(b"unread before");
@@ -603,6 +616,26 @@ pub const CASES: &[Case] = &[
             confine_child(b, end, || {
                 std::thread::spawn(|| pause(u64::MAX));
                 echo_confined_with_a_set(end)
+            });
+        },
+    )
+    .steady(),
+    pair(
+        "processes/closed_in_before_the_last_is_read",
+        "the same where the peer has sent, and has ended before, so that nobody sends it again",
+        |a| {
+            let end = a.moved();
+            end.send(b"unread before");
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            confine_child(b, end, || {
+                rare::close_in(rare::Calls::Filter(FEW_CALLS));
+                let code = take_confined(end.0);
+                let _ = sys::close(end.0);
+                code
             });
         },
     )

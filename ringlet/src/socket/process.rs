@@ -875,6 +875,37 @@ pub fn closes_in() {
     for socket in tables.followed().filter(|socket| socket.stage().may_move()) {
         super::pin(socket, Reason::Sandbox);
     }
+    if thread::is_alone() {
+        let attached = tables.followed().filter(|socket| socket.stage() == Stage::Attached);
+        attached.for_each(|socket| socket.last_of_ring.set(holds_the_last(socket) as u32));
+    }
+}
+
+/// Does the ring hold all that still comes? Nobody sends again what a peer has left there that has ended.
+fn holds_the_last(socket: &Socket) -> bool {
+    let end = socket.end();
+    let Some(ring) = socket.incoming() else { return false };
+    // KERNEL: behind a FIN comes nothing. (No doorbell lies before it, and the stream goes on nowhere else.)
+    let ended = || {
+        fd::pending(socket.fd(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
+            && tcp::unread(socket.fd()) == Ok(0)
+    };
+    end.receiving() == Receiving::Ring
+        && end.rx.has_bytes(&ring)
+        && ended()
+        && end.rx.mark_ahead(&ring).is_none()
+}
+
+/// The only thread has taken the last bytes that a ring held: the rest is the kernel's. No system call is made, and so nothing is given back.
+#[cold]
+pub fn took_last(socket: &Socket) {
+    socket.last_of_ring.set(0);
+    socket.set_stage(Stage::KernelForGood);
+    let moves = |socket: &&Socket| socket.stage() == Stage::Attached || socket.has_datagrams();
+    if !tables().is_some_and(|tables| tables.followed().any(|socket| moves(&socket))) {
+        table::never_begin();
+        thread::leave_alone();
+    }
 }
 
 /// Is a thread at it, or a frame that the handler has interrupted in which we are?

@@ -5,7 +5,7 @@ use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
 use super::transfer::{events, wait};
-use super::{context, datagram, doorbells, epoll, memory, sides, view};
+use super::{context, datagram, doorbells, epoll, memory, pin, sides, view};
 use crate::waiting::{signals, sleep, spin};
 use core::cell::Cell;
 use ringlet_core::sync::Ordering;
@@ -243,12 +243,13 @@ fn poll_entered(
     // Who waits asks the kernel by that.
     loop {
         let (mut found, others) = look(fds, held, true);
-        if found > 0 && is_asked_late(fds, held) {
+        if found > 0 && is_asked_late(fds, held) && !pin::is_closed_in() {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
             let _ = ask_all(fds, held, scratch, None, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
+            let others = others && !pin::is_closed_in();
             return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
         }
         sleep::check(cancelled);

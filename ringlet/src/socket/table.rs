@@ -184,6 +184,8 @@ pub struct Socket {
     pub sender_asked: P64,
     /// A receive has found nothing, and none has found something since.
     pub found_nothing: P32,
+    /// The process has closed itself in, and what the ring holds is the last that comes (`process::closes_in`).
+    pub last_of_ring: P32,
     pub next_free: P32,
     /// The kernel's number of it, once attached: a vfork child may have given our numbers another meaning.
     pub inode: P32,
@@ -836,6 +838,7 @@ impl Socket {
         self.kernel_asked.set(0);
         self.sender_asked.set(0);
         self.found_nothing.set(0);
+        self.last_of_ring.set(0);
         for word in [
             &self.side,
             &self.calls,

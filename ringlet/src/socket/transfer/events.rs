@@ -149,6 +149,10 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
     if (in_ring || watched) && rings_tell && !due {
         return mask & events;
     }
+    if socket.last_of_ring.is() && mask & events != 0 {
+        // (The rest is asked of the kernel by the program itself, when these are taken.)
+        return mask & events;
+    }
     mask |= ask_kernel(socket, end, &incoming, readable, writable, mine);
     if events & writable != 0 && has_room(end, &outgoing) {
         // It has come to the ring meanwhile; or the doorbell that was taken told of room.

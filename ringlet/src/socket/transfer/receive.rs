@@ -5,7 +5,7 @@ use super::wait::{Want, deadline, wait};
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Socket, Stage};
 use crate::socket::{
-    carrier, chaos, control, doorbells, in_use, moving, patience, sides, tap, view, words,
+    carrier, chaos, control, doorbells, in_use, moving, patience, process, sides, tap, view, words,
 };
 use ringlet_core::handover::{Incoming, Step};
 use ringlet_core::memory::Buffers;
@@ -312,6 +312,9 @@ fn receive_ring(
     }
     if total > 0 {
         socket.found_nothing.set(0);
+        if socket.last_of_ring.is() && !end.rx.has_bytes(ring) {
+            process::took_last(socket);
+        }
         view::count(socket, |slot| {
             slot.rx_bytes
                 .store(slot.rx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
