@@ -310,6 +310,9 @@ impl Host {
         if !self.0.process.is_this() {
             return Err(Status::NotInitialised);
         }
+        if !page::keeper_lives(&self.0.page) {
+            return Ok(true);
+        }
         let socket = self.0.socket;
         // (Answers to others' questions are none of it.)
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
