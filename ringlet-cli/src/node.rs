@@ -275,6 +275,9 @@ fn show_reflect(told: &Value, kept: Result<Option<Kept>, Status>) {
     if let Some(why) = &cluster.stopped {
         println!("stopped: {}", table::printable(why));
     }
+    for (node, why) in &cluster.unheard {
+        println!("not heard: {}, which says {why}", table::printable(node));
+    }
     let hosts = cluster.hosts.iter().map(|host| table::printable(host)).collect::<Vec<_>>();
     let rate = |now: u64, then: u64| {
         table::grouped((now.saturating_sub(then) as f64 / APART.as_secs_f64()) as u64)

@@ -34,4 +34,6 @@ pub trait Network {
     /// Each is readable when there is something to be polled; may be slept on when `may_sleep` says so.
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>));
     fn may_sleep(&mut self) -> bool;
+    /// Where operators read it.
+    fn note(&mut self, _text: &str) {}
 }

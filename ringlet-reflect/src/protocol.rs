@@ -210,6 +210,9 @@ pub struct ClusterState {
     /// It leaves as soon as the others have what it has.
     #[serde(default)]
     pub hands_over: bool,
+    /// Nodes that are not heard, each with what is wrong with what it says: as where its version is another one.
+    #[serde(default)]
+    pub unheard: Vec<(String, String)>,
     pub errors: Vec<u32>,
 }
 

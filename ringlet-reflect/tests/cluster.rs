@@ -975,6 +975,18 @@ fn who_waits_for_contents_holds_up_no_other_thread() {
 }
 
 #[test]
+fn a_keeper_of_another_version_is_named() {
+    let mut cluster = Cluster::with_room(2, 1);
+    cluster.faults.is_of_another_version.store(true, Ordering::Relaxed);
+    cluster.start(1);
+    let host = cluster.host(0);
+    let expected = vec![(cluster.name(1).to_owned(), "another version".to_owned())];
+    let unheard = || host.state().unwrap().cluster.unwrap().unheard;
+    until("it to be known", || unheard() == expected);
+    assert_eq!(contents(&host), (0, 0, 0));
+}
+
+#[test]
 fn rails_are_told_of() {
     let cluster = Cluster::new(2);
     let host = cluster.host(0);

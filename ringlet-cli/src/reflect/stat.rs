@@ -168,6 +168,9 @@ fn show_cluster(cluster: &ClusterState) {
     if let Some(why) = &cluster.stopped {
         println!("stopped: {}", table::printable(why));
     }
+    for (node, why) in &cluster.unheard {
+        println!("not heard: {}, which says {why}", table::printable(node));
+    }
 }
 
 fn show(report: &Report) {

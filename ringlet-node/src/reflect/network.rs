@@ -461,6 +461,10 @@ impl Rails {
 }
 
 impl Network for Rails {
+    fn note(&mut self, text: &str) {
+        self.log(text);
+    }
+
     fn me(&self) -> &Life {
         &self.me
     }

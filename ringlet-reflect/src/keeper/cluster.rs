@@ -9,7 +9,7 @@
 //!
 //! A payload is a batch of items, each an act or a write. An act is answered when it is delivered, with what the registry says then.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -92,8 +92,8 @@ pub struct Cluster {
     first: usize,
     /// Processes that have gone, with what they have written.
     pub dying: Vec<(u32, Option<Reader>)>,
-    /// Who has said what nobody says.
-    barred: BTreeSet<Life>,
+    /// Who has said what nobody of this version says, and why that is nonsense.
+    pub barred: BTreeMap<Life, &'static str>,
     pub inbox: Inbox,
     /// Pages that were written to, and that somebody wishes to be told of.
     told: Vec<(u32, u32)>,
@@ -130,7 +130,7 @@ impl Cluster {
             next_tag: 1,
             first: 0,
             dying: Vec::new(),
-            barred: BTreeSet::new(),
+            barred: BTreeMap::new(),
             inbox: Inbox::default(),
             told: Vec::new(),
             leaves: None,
@@ -192,7 +192,8 @@ impl Cluster {
     fn hear(&mut self, page: &Mapping) -> bool {
         let now = self.now();
         let Cluster { network, order, barred, inbox, .. } = self;
-        network.poll(&mut |event| match event {
+        let mut notes = Vec::new();
+        let any = network.poll(&mut |event| match event {
             Event::Up(life) => {
                 inbox.up(&life);
                 order.up(life, now);
@@ -202,11 +203,12 @@ impl Cluster {
                 inbox.down(&life);
                 barred.remove(&life);
             }
-            Event::Frame(from, _) if barred.contains(from) => {}
+            Event::Frame(from, _) if barred.contains_key(from) => {}
             Event::Frame(from, frame) if Inbox::is_for(&frame) => inbox.put(from, &frame),
             Event::Frame(from, frame) => {
-                if order.heard(from, frame, now).is_err() {
-                    barred.insert(from.clone());
+                if let Err(why) = order.heard(from, frame, now) {
+                    notes.push(format!("nothing of {} is heard: it says {why}", from.node));
+                    barred.insert(from.clone(), why);
                     order.down(from, now);
                 }
             }
@@ -216,7 +218,9 @@ impl Cluster {
                 page.word(page::ACTIVE).store(active, Ordering::Relaxed);
                 ring(page);
             }
-        })
+        });
+        notes.iter().for_each(|note| network.note(note));
+        any
     }
 
     /// Room for so much in the batch.

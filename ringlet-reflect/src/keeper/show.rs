@@ -54,6 +54,12 @@ impl Keeper {
                 as u32,
             incomplete: regions.filter(|region| region.incomplete).count() as u32,
             hands_over: cluster.hands_over.is_some() && cluster.leaves.is_none(),
+            unheard: cluster
+                .barred
+                .iter()
+                .map(|(life, why)| (life.node.clone(), (*why).to_owned()))
+                .take(SHOWN)
+                .collect(),
             errors: (0..rails).map(word).collect(),
         }
     }

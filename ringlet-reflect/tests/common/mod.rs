@@ -33,6 +33,8 @@ pub struct Faults {
     pub keeps_contents_back: AtomicBool,
     /// The same of what the cluster has.
     pub keeps_state_back: AtomicBool,
+    /// What the order says is of another version.
+    pub is_of_another_version: AtomicBool,
     rails: AtomicU32,
 }
 
@@ -123,12 +125,15 @@ impl Network for Sockets {
 
     fn send(&mut self, to: &Life, frame: &Parcel) -> bool {
         assert!(frame.len() <= FRAME_BYTES && !frame.is_empty());
-        let frame = frame.to_vec();
+        let mut frame = frame.to_vec();
         let Faults { keeps_contents_back, keeps_state_back, .. } = &*self.faults;
         for (kind, is_kept_back) in [(PIECE, keeps_contents_back), (STATE, keeps_state_back)] {
             if frame.starts_with(&kind) && is_kept_back.load(Ordering::Relaxed) {
                 return true;
             }
+        }
+        if frame[0] != PIECE[0] && self.faults.is_of_another_version.load(Ordering::Relaxed) {
+            frame[0] ^= 0x80;
         }
         let place = self.names.iter().position(|name| *name == to.node).unwrap();
         self.send_to(place, to.incarnation, &frame)
