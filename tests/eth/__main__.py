@@ -101,6 +101,20 @@ def persists(ground):
         within(fresh, "ip", "tuntap", "add", "dev", device, *kind)
         status, said = ground.eth("up", device, "--network", one.network, within=fresh)
         require(status != 0 and f"there is a device {device} here already" in said, f"{device}: {status} {said}")
+    # Who gets no port (its socket's name is too long) leaves no device, and one that was there as it was.
+    networks, ground.networks = ground.networks, f"{ground.networks}/{'long' * 25}"
+    try:
+        ground.must("create", "long")
+        within(fresh, "ip", "tuntap", "add", "dev", "stays", "mode", "tap")
+        before = within(fresh, "ip", "-o", "link")
+        for device in "stays", "new":
+            words = "--mtu", "1300", "--mac", "02:00:00:00:00:05", "--persist"
+            status, said = ground.eth("up", device, "--network", "long", *words, within=fresh)
+            require(status != 0 and "too long" in said, f"{device}: {status} {said}")
+        after = within(fresh, "ip", "-o", "link")
+        require(after == before, f"{before}, and then {after}")
+    finally:
+        ground.networks = networks
 
 
 @scene
