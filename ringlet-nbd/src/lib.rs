@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use ringlet_disk::{READERS, Reader, Source};
-use ringlet_linux::meet;
+use ringlet_linux::{meet, sys};
 
 /// Connections at a time, with those that are not beyond their greeting yet: where there are as many, the oldest of those makes way.
 const CONNECTIONS: usize = 2 * READERS;
@@ -53,9 +53,16 @@ impl Export<'_> {
     /// WHY it waits: a client that comes behind one that has gone, maybe one that was killed, may go by what is on the disk. What that one had asked for
     /// must not come later.
     fn reader(&self, stream: &Arc<UnixStream>) -> anyhow::Result<Reader> {
+        let user = user(stream);
         loop {
             let mut served = locked(&self.served);
             if !served.iter().any(|other| has_gone(other)) {
+                let is_trusted = user == Some(0) || user == Some(sys::geteuid());
+                let held = served.iter().filter(|other| self::user(other) == user).count();
+                ensure!(
+                    is_trusted || has_share(held, served.len()),
+                    "its user has as many connections as it may"
+                );
                 served.push(stream.clone());
                 break;
             }
@@ -122,6 +129,16 @@ impl Export<'_> {
     }
 }
 
+/// The client's.
+fn user(stream: &UnixStream) -> Option<u32> {
+    meet::credentials(stream.as_raw_fd()).ok().map(|who| who.uid)
+}
+
+/// Whoever is silent keeps a seat: another user gets no more of them than it leaves to all others.
+fn has_share(held: usize, all: usize) -> bool {
+    held < READERS.saturating_sub(all)
+}
+
 /// Has it been closed by who had it?
 fn has_gone(stream: &UnixStream) -> bool {
     let mut look = libc::pollfd { fd: stream.as_raw_fd(), events: 0, revents: 0 };
@@ -159,4 +176,22 @@ pub fn serve(listener: &UnixListener, disk: Reader, say: &(dyn Fn(&str) + Sync))
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many users take all that they get, another one gets a seat.
+    #[test]
+    fn one_user_leaves_seats_to_others() {
+        let takes = |all: usize| (0..).find(|held| !has_share(*held, all + held)).unwrap();
+        let (mut all, mut took) = (0, Vec::new());
+        for _ in 0..4 {
+            took.push(takes(all));
+            all += took.last().unwrap();
+        }
+        assert_eq!(took[0], READERS / 2);
+        assert!(took.iter().all(|took| *took > 0) && all < READERS, "{took:?}");
+    }
 }
