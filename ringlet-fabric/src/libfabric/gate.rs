@@ -7,8 +7,8 @@
 //!
 //! Who has connected and said nothing yet is held here, and the provider not told of it: a few of each address for a few seconds. Once it has said the
 //! secret, a thread of ours wakes the provider by a connection to its own port, and the next `accept` gives what was held. (TCP_DEFER_ACCEPT does not do
-//! it: with a queue that is full of silent strangers the kernel passes on a member too before its bytes are there.) Providers whose connections are a device's affair
-//! (`verbs`) do not come past here.
+//! it: with a queue that is full of silent strangers the kernel passes on a member too before its bytes are there.)
+//! Providers whose connections are a device's affair (`verbs`) do not come past here.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
