@@ -1,8 +1,9 @@
 //! The lease of a connection that crosses a border (`interconnect::node`): its bytes pass where no packet filter sees them, so the border is asked
 //! whether it still lets packets pass. Who sends by the ring puts a doorbell on the kernel's connection now and then, and the peer's kernel has to
 //! acknowledge it. If it does not, the sender goes back to the kernel, where the program sees what TCP sees: a firewall rule that is added later,
-//! or a cable that is pulled, holds the stream up. Once something that was sent there is acknowledged, the direction may enter the ring again: twice as late after each lapse, and at last no more. (A border that passes some packets, as a
-//! limit does, would be passed by at the speed of memory for a term each time.)
+//! or a cable that is pulled, holds the stream up. Once something that was sent there is acknowledged, the direction may enter the ring again: twice as
+//! late after each lapse, and at last no more. (A border that passes some packets, as a limit does, would be passed by at the speed of memory for a term
+//! each time.)
 //!
 //! An end that sends nothing asks nothing: by it nothing passes.
 
