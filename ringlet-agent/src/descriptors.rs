@@ -6,7 +6,7 @@ use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
 use ringlet::socket::transfer::{events, shut};
-use ringlet::socket::{self, asked, carrier, datagram, epoll, meet, process};
+use ringlet::socket::{self, asked, carrier, datagram, epoll, meet, process, rings};
 use ringlet::thread::is_alone;
 use ringlet_linux::sys::{Errno, Sys};
 
@@ -110,6 +110,7 @@ pub fn close(edge: &impl Edge, fd: c_int) -> Sys<usize> {
         // One of our own, which the program does not know: for it, the number is not open.
         return Err(Errno(libc::EBADF));
     }
+    rings::closes(fd as u32, fd as u32);
     let done = edge.pass_on();
     asked::closes();
     done
@@ -141,7 +142,12 @@ pub fn dup_to(edge: &impl Edge, from: c_int, to: c_int) -> Sys<usize> {
 /// Before a number is overwritten: what it named is closed first, if the call will succeed. One of our own descriptors that the
 /// program wants the number of moves away.
 fn make_way(from: c_int, to: c_int) -> Sys<()> {
-    let Some(known) = lookup(to) else { return Ok(()) };
+    let Some(known) = lookup(to) else {
+        if from != to {
+            rings::closes(to as u32, to as u32);
+        }
+        return Ok(());
+    };
     if from == to || !ringlet_linux::fd::is_open(from) {
         return Ok(());
     }
@@ -323,6 +329,7 @@ pub fn close_range<E: Edge>(edge: &E, first: u32, last: u32, flags: u32) -> Sys<
     if only_ours {
         by_kernel(u32::MAX, u32::MAX, flags)?;
     }
+    rings::closes(first, last);
     for fd in process::known_between(first, last) {
         let Some(known) = lookup(fd) else { continue };
         if process::before_close(fd, known) {

@@ -12,7 +12,7 @@ use super::table::{
 };
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    sides, view,
+    rings, sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -510,6 +510,7 @@ pub fn after_fork() {
     map::begin_sharing_anew();
     process.age.add(1);
     apart::after_fork();
+    rings::after_fork();
     Fork::take(&FORKED, &process.forked);
     let counted = Fork::take(&FORKING, &process.forking).is_some_and(|fork| {
         // KERNEL: who has lost its parent has another; it is counted once too often then.

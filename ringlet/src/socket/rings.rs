@@ -1,7 +1,7 @@
 //! The io_urings of this process that only files are handed to (the agent looks), and those that nobody has told of.
 
 use super::bypass::{BEHIND_OUR_BACK, IO_URING};
-use super::table::lookup;
+use super::table::{lookup, tables};
 use crate::once::Once;
 use crate::plain::P64;
 use ringlet_core::sync::{AtomicU32, Ordering};
@@ -11,6 +11,8 @@ const RINGS_MAX: usize = 64;
 
 /// Their descriptors, plus one; 0 where there is none.
 static SEEN: [AtomicU32; RINGS_MAX] = [const { AtomicU32::new(0) }; RINGS_MAX];
+/// Was there ever one?
+static ANY_SEEN: AtomicU32 = AtomicU32::new(0);
 
 /// A look for others takes at most this share of the time that passes, and there is at most one in so long.
 const LOOK_SHARE: u64 = 50;
@@ -50,8 +52,11 @@ pub fn begins() {
 
 /// That was done, if there is a descriptor. False if there are too many.
 pub fn made(fd: Option<i32>) -> bool {
-    BEGUN.fetch_sub(1, Ordering::Relaxed);
+    // (Never below none: a child by fork has forgotten what was begun.)
+    let one_less = |begun: u32| begun.checked_sub(1);
+    let _ = BEGUN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     let Some(fd) = fd else { return true };
+    ANY_SEEN.store(1, Ordering::Relaxed);
     SEEN.iter().any(|each| {
         each.compare_exchange(0, fd as u32 + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     })
@@ -59,8 +64,31 @@ pub fn made(fd: Option<i32>) -> bool {
 
 /// It is about to be closed.
 pub fn ends(fd: i32) {
+    end_between(fd as u32, fd as u32);
+}
+
+/// The program is about to close these numbers by itself: the next ring that gets one of them is another.
+#[inline(always)]
+pub fn closes(first: u32, last: u32) {
+    if ANY_SEEN.load(Ordering::Relaxed) != 0 {
+        end_between(first, last);
+    }
+}
+
+#[cold]
+fn end_between(first: u32, last: u32) {
     for each in &SEEN {
-        let _ = each.compare_exchange(fd as u32 + 1, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let seen = each.load(Ordering::Relaxed);
+        if seen != 0 && (first..=last).contains(&(seen - 1)) {
+            let _ = each.compare_exchange(seen, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+/// In a child: threads of the parent's that were making a ring are not ours.
+pub fn after_fork() {
+    if BEGUN.load(Ordering::Relaxed) != 0 {
+        BEGUN.store(0, Ordering::Relaxed);
     }
 }
 
@@ -77,7 +105,12 @@ pub fn look_for_others() {
         return;
     }
     let begun = BEGUN.load(Ordering::Relaxed) != 0;
-    if !begun && fd::any_io_uring(|fd| is_seen(fd) || lookup(fd).is_some()) {
+    let is_there = !begun && {
+        // No fork while the look has a descriptor open: the child would keep it.
+        let _inside = tables().map(|tables| tables.process().gate.enter());
+        fd::any_io_uring(|fd| is_seen(fd) || lookup(fd).is_some())
+    };
+    if is_there {
         found();
     }
     let now = sys::now_ns();
