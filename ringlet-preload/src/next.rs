@@ -34,7 +34,9 @@ impl Next {
     /// As dlsym(RTLD_NEXT) would, without the loader's lock.
     #[cold]
     fn find(&self) -> *mut libc::c_void {
-        if let Some(found) = self.behind_us() {
+        if self.at_unloaded.load(Ordering::Relaxed) == 0
+            && let Some(found) = self.behind_us()
+        {
             self.found.store(found as *mut libc::c_void, Ordering::Relaxed);
             return found as *mut libc::c_void;
         }

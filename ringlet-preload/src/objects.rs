@@ -4,6 +4,7 @@
 use core::arch::global_asm;
 use core::ffi::{CStr, c_char, c_int};
 use core::slice::from_raw_parts;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::Elf64_Phdr;
 use ringlet_linux::elf::{Entry, Object};
 
@@ -212,7 +213,13 @@ type Iterate = unsafe extern "C" fn(Callback, *mut libc::c_void) -> c_int;
 
 /// WHY libc's own: a sanitizer that stands before it looks its functions up through us before it is ready to be called.
 fn iterate() -> Option<Iterate> {
-    let libc = behind_us().filter(is_libc).find_map(|object| object.find(c"dl_iterate_phdr"))?;
+    static FOUND: AtomicUsize = AtomicUsize::new(0);
+    let find = || behind_us().filter(is_libc).find_map(|object| object.find(c"dl_iterate_phdr"));
+    let libc = match FOUND.load(Ordering::Relaxed) {
+        0 => find()?,
+        found => found,
+    };
+    FOUND.store(libc, Ordering::Relaxed);
     // SAFETY: libc's function of this name, whose signature this is.
     Some(unsafe { core::mem::transmute::<usize, Iterate>(libc) })
 }
