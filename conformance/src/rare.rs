@@ -431,6 +431,24 @@ unsafe fn own_call(number: c_long, [a, b, c]: [usize; 3]) -> isize {
     result
 }
 
+/// Loads liburing, makes a ring, and unloads it: what lay there then is nowhere.
+pub fn makes_uring_once() -> bool {
+    // SAFETY: C strings.
+    let library = unsafe { libc::dlopen(c"liburing.so.2".as_ptr(), libc::RTLD_NOW) };
+    let made = Uring::new().is_some();
+    // SAFETY: two handles: this one's, and the one of `Uring::new`.
+    let place = unsafe {
+        let place = libc::dlsym(library, c"io_uring_get_probe".as_ptr()) as usize & !0xfff;
+        libc::dlclose(library);
+        libc::dlclose(library);
+        place
+    };
+    let (fixed, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE, -1);
+    // SAFETY: a place where nothing is, if it can be had.
+    unsafe { libc::mmap(place as *mut libc::c_void, 4096, libc::PROT_NONE, fixed, none, 0) };
+    made
+}
+
 /// An io_uring made by liburing, as far as cases use one.
 pub struct Uring {
     ring: Box<[u64; 64]>,

@@ -413,6 +413,75 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "rare/io_uring_in_traffic",
+        "an io_uring that is given a connection with bytes unread gets them, and what comes then",
+        |a| {
+            let end = a.moved();
+            a.warm(end);
+            end.send(b"unread");
+            a.sync();
+            // (It waits here, in a call of its connection's.)
+            end.recv_exact(2);
+            end.send(b"then");
+        },
+        |b| {
+            let end = b.moved();
+            b.warm(end);
+            b.sync();
+            for (bytes, unread) in [(b"unread".len(), true), (b"then".len(), false)] {
+                let mut ring = rare::Uring::new();
+                let mut got = vec![0; bytes];
+                match &mut ring {
+                    Some(ring) => {
+                        ring.prepare(rare::URING_RECV, end.0, got.as_mut_ptr(), got.len());
+                        ring.submit(1);
+                        record("received", ring.result());
+                        record("bytes", got);
+                    }
+                    None => end.recv_exact(bytes),
+                }
+                if unread {
+                    end.send(b"ok");
+                }
+            }
+        },
+    )
+    .any_path(),
+    pair(
+        "rare/io_uring_of_both_ends",
+        "an io_uring that is given one of two ends of this process's own gets what is unread",
+        |a| {
+            let (near, far) = a.both_ends();
+            for unread in [near, far] {
+                let other = if unread.0 == near.0 { far } else { near };
+                other.send(b"unread");
+                let mut got = [0; 6];
+                match &mut rare::Uring::new() {
+                    Some(ring) => {
+                        ring.prepare(rare::URING_RECV, unread.0, got.as_mut_ptr(), got.len());
+                        ring.submit(1);
+                        record("received", ring.result());
+                        record("bytes", got.to_vec());
+                    }
+                    None => unread.recv_exact(6),
+                }
+            }
+        },
+        |_| {},
+    )
+    .any_path(),
+    pair(
+        "rare/io_uring_again",
+        "liburing is loaded, unloaded and loaded again",
+        |_| {
+            for _ in 0..3 {
+                record("a ring", rare::makes_uring_once());
+            }
+        },
+        |_| {},
+    )
+    .any_path(),
+    pair(
         "rare/io_uring_unseen",
         "a ring that the program has made by system calls of its own is found before a connection is moved",
         |a| {

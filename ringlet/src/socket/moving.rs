@@ -10,7 +10,7 @@ use super::sides::{
     answer_return, go_back_if_orphan, incoming, measure_written, out, return_unread, ring_byte,
     wake_sender,
 };
-use super::table::{End, Receiving, Sending, Socket, tables};
+use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::words::{
     bells_end, has_left, has_said_attached, published, reads_on, say_end, sends_uncounted,
 };
@@ -20,6 +20,7 @@ use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
 use ringlet_core::handover::{Head, Incoming, Outgoing, Step};
 use ringlet_core::layout::SHUT_UNREAD;
+use ringlet_core::leaving::{Leaving, ReceiverState};
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
@@ -248,6 +249,34 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     carrier::tune(socket, end);
     view::show(socket, reason);
     whole
+}
+
+/// All connections of this process are about to go back: the peer of one may be another of them, which can send again what is unread here only
+/// before it has gone back itself.
+pub fn leave_early(socket: &'static Socket) {
+    // Another thread that closes it leaves it to us.
+    let _in_use = in_use::Waiter::new(socket);
+    let end = socket.end();
+    if socket.stage() == Stage::Attached
+        && end.mirrored.get() != mirrored::NEEDS_NO_ADAPTER
+        && let Some(_held) = end.receive_lock.take()
+        && let Some(ring) = socket.incoming()
+    {
+        // (An error is told by the next call.)
+        let _ = incoming(socket, end, &ring).leave(false);
+    }
+}
+
+/// We have left, and the peer has not yet begun to send again what stands unread in the ring.
+pub fn is_owed(socket: &'static Socket) -> bool {
+    let _in_use = in_use::Waiter::new(socket);
+    let end = socket.end();
+    socket.stage() == Stage::Attached
+        && end.receiver.has_left()
+        && socket.incoming().is_some_and(|ring| {
+            let state = incoming(socket, end, &ring).words().receiver_state();
+            state == ReceiverState::Leaves && end.rx.has_bytes(&ring)
+        })
 }
 
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.

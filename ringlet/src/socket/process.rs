@@ -3,6 +3,7 @@
 use super::holders::Held;
 use super::in_use::Waiter;
 use super::meeting;
+use super::patience::wait_patiently;
 pub use super::pin::is_closed_in;
 use super::pin::{AROUND, BEHIND_OUR_BACK, CLOSED_IN, FOR_GOOD, IO_URING};
 use super::release;
@@ -995,8 +996,21 @@ fn happens_behind_our_back(reason: Reason, change: impl Fn(&AtomicU32) -> u32) {
     // ORDER: SeqCst; pairs with `meet::step_once`: we see that a connection has just been attached, or it sees this.
     fence(Ordering::SeqCst);
     let moved = |socket: &&Socket| matches!(socket.stage(), Stage::Attached | Stage::Mailbox);
-    for socket in tables().into_iter().flat_map(|tables| tables.followed()).filter(moved) {
-        super::keep_on_kernel(socket, reason);
+    let all = || tables().into_iter().flat_map(|tables| tables.followed()).filter(moved);
+    all().for_each(moving::leave_early);
+    all().for_each(answer);
+    all().for_each(|socket| super::keep_on_kernel(socket, reason));
+    // What is unread in a ring comes by the kernel when the peer has sent it again, which it does at its next call.
+    wait_patiently(|| {
+        all().for_each(answer);
+        !all().any(moving::is_owed)
+    });
+}
+
+fn answer(socket: &'static Socket) {
+    let _in_use = Waiter::new(socket);
+    if socket.stage() == Stage::Attached {
+        sides::answer_return(socket, socket.end());
     }
 }
 
