@@ -42,14 +42,14 @@ impl Next {
         }
         // A library that the program has loaded may be unloaded again.
         let unloaded = objects::unloaded();
-        // ORDER: Acquire; pairs with the store below: what is found is at least as new.
+        // ORDER: Acquire; pairs with `find` (Release): what is found is at least as new.
         if self.at_unloaded.load(Ordering::Acquire) != unloaded + 1 {
             let found = self.loaded_later().unwrap_or(0) as *mut libc::c_void;
             if found.is_null() {
                 return found;
             }
             self.later.store(found, Ordering::Relaxed);
-            // ORDER: Release; pairs with the load above.
+            // ORDER: Release; pairs with `find` (Acquire).
             self.at_unloaded.store(unloaded + 1, Ordering::Release);
         }
         self.later.load(Ordering::Relaxed)
