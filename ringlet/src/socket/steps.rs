@@ -664,7 +664,7 @@ fn a_poll_does_not_stand_for_a_look_at_the_border() {
             });
         });
     };
-    let passes = |side: &Side| side.with(|socket| tcp_passes(socket));
+    let passes = |side: &Side| side.with(tcp_passes);
     stays_out(u64::MAX);
     turns_until(&|| pair.sides.iter().all(passes), "the border passes nothing again");
     for _ in 0..100 {
