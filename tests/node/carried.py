@@ -206,7 +206,7 @@ def scenes(ground):
         ends = meet(host)
         between = carrier(service)
         # (As `systemctl kill -s HUP` does, to all of them.)
-        keeper = int(fields(f"/proc/{between}")["PPid"])
+        keeper = int(fields(pathlib.Path(f"/proc/{between}"))["PPid"])
         for pid in keeper, between:
             os.kill(pid, signal.SIGHUP)
         traded(ends)
