@@ -187,7 +187,9 @@ pub fn sever(socket: &Socket) -> bool {
     let (mut until, words) = (0, outgoing.control());
     while !has_died(socket) {
         if until == 0 {
-            until = sys::now_ns() + LET_GO_NS;
+            // (Once is enough: whoever asks next, at a close for instance, is told at once.)
+            let waits = if socket.end().unanswered.is() { 0 } else { LET_GO_NS };
+            until = sys::now_ns() + waits;
             words.sever();
             // (If there is no room it has much to read, and hears of it there.)
             let ended = Message { kind: ORPHAN, ..Message::default() };
@@ -197,6 +199,7 @@ pub fn sever(socket: &Socket) -> bool {
         if words.has_let_go() {
             socket.end().severed.set(1);
         } else if sys::now_ns() > until {
+            socket.end().unanswered.set(1);
             return false;
         } else {
             let _ = fd::poll(&mut [], Some(LOOK_NS), None);
@@ -283,7 +286,8 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
             _ => {
                 let now = sys::now_ns();
                 if until == 0 {
-                    until = now + SILENT.patience_ns(end.adapter.get(), now);
+                    let waits = SILENT.patience_ns(end.adapter.get(), now);
+                    until = now + if end.unanswered.is() { 0 } else { waits };
                 }
                 let yields = look < YIELDING_LOOKS;
                 if now > until {

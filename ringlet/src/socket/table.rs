@@ -284,6 +284,8 @@ pub struct End {
     /// There is a mirror between it and the peer (`interconnect`, `orphan`); and it has severed itself from its adapter, which stood still.
     pub mirrored: P32,
     pub severed: P32,
+    /// Its adapter stands still in the middle of what it does for this end, and was waited for in vain.
+    pub unanswered: P32,
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
@@ -370,6 +372,7 @@ impl End {
             &self.shut_later,
             &self.mirrored,
             &self.severed,
+            &self.unanswered,
             &self.lapses,
             &self.worded,
             &self.gap_due,
