@@ -174,11 +174,12 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let earlier = Earlier::find();
     let isolates = options.policy.otherwise == Otherwise::Isolated;
     let carriers = if isolates { Some(Carriers::new(Kept::start(keeper::CARRY)?)) } else { None };
-    let reload = reload::start(signals, options.file)?;
     let told = cluster_text(&options.policy);
     let cluster = options.policy.cluster.take();
     let reflects = options.directory.join("reflect.sock");
     let far = cluster.map(|cluster| Far::start(cluster, reflects, options.quiet)).transpose()?;
+    // Behind the cluster's thread, which takes SIGTERM: a thread that had not blocked it would end the process, and no other node would be told.
+    let reload = reload::start(signals, options.file)?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     let directory_of = |listener: &Listener| Some(path_of(&listener.socket)?.parent()?.to_owned());
     let mounts = Watch::of(&listeners.iter().filter_map(directory_of).collect::<Vec<_>>());
