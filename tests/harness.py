@@ -613,7 +613,7 @@ def play(name, options, make=Ground):
     try:
         ringlet = Ringlet(options.ringlet, directory)
         for group in options.groups:
-            began = len(outcomes)
+            first = len(outcomes)
 
             def scenes(only=None, group=group):
                 place = directory / group
@@ -628,7 +628,7 @@ def play(name, options, make=Ground):
                     ground.close()
 
             scenes()
-            play_once_more(outcomes, began, scenes)
+            play_once_more(outcomes, first, scenes)
     except Failed as problem:
         sys.exit(str(problem))
     finally:
