@@ -19,7 +19,7 @@ use ringlet_linux::{futex, sys};
 use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
 use serde::{Deserialize, Serialize};
 
-use super::space::{Memory, Parted, forget};
+use super::space::{Parted, forget};
 use super::transfer::{Filling, Inbox, Standing, is_first};
 use super::{Client, Keeper, Membership, Waits};
 use crate::PAGE_BYTES;
@@ -694,7 +694,7 @@ impl Keeper {
         if !is_seen {
             return None;
         }
-        put(memory, at, bytes, region.bytes)?;
+        memory.put(at, bytes, region.bytes)?;
         if let Some(filling) = cluster.inbox.filling.get_mut(&id) {
             filling.touch(at as usize, bytes.len());
         }
@@ -773,13 +773,6 @@ fn undone(act: &Act, effect: &Effect) -> Option<Act> {
         }
         _ => return None,
     })
-}
-
-/// Writes to memory that is received here. `None` if there is no such place.
-pub fn put(memory: &Memory, at: u64, bytes: &[u8], most: u64) -> Option<()> {
-    let (data, _) = memory.written.as_ref()?;
-    at.checked_add(bytes.len() as u64).filter(|end| *end <= most)?;
-    put_into(data, at, bytes)
 }
 
 pub fn put_into(data: &Mapping, at: u64, bytes: &[u8]) -> Option<()> {

@@ -10,13 +10,13 @@
 //! has gone the region is incomplete, which each host learns at the same place in the order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringlet_order::{Life, Output, Parcel, View};
-use rustix::fs::{SeekFrom, seek};
 
 use super::Keeper;
-use super::cluster::{Cluster, put, ring};
+use super::cluster::{Cluster, ring};
 use super::space::Memory;
 use crate::protocol::Answer;
 use crate::registry::{Act, RegionEntry, Registry};
@@ -61,28 +61,47 @@ pub enum Standing {
     Inside,
 }
 
-/// A bit for each byte of a region that was written since this host knows it.
+/// A bit for each byte of a region that was written since this host knows it, by parts of the region. (A copy of it shares those, until either is
+/// changed.)
 #[derive(Clone)]
-struct Touched(Vec<u64>);
+struct Touched(Vec<Option<Arc<Bits>>>);
+
+/// Of a part of so many bytes.
+type Bits = [u64; PART_BYTES / 64];
+const PART_BYTES: usize = 64 << 10;
 
 impl Touched {
+    fn none(bytes: usize) -> Touched {
+        Touched(vec![None; bytes.div_ceil(PART_BYTES)])
+    }
+
     fn touch(&mut self, at: usize, bytes: usize) {
         let mut at = at;
         let end = at + bytes;
         while at < end {
-            let (word, bit) = (at / 64, at % 64);
+            let part = &mut self.0[at / PART_BYTES];
+            let part = part.get_or_insert_with(|| Arc::new([0; PART_BYTES / 64]));
+            let (word, bit) = (at % PART_BYTES / 64, at % 64);
             let count = (64 - bit).min(end - at);
             let mask = (u64::MAX >> (64 - count)) << bit;
-            self.0[word] |= mask;
+            if part[word] & mask != mask {
+                Arc::make_mut(part)[word] |= mask;
+            }
             at += count;
         }
+    }
+
+    /// Those of 64 bytes.
+    fn word(&self, at: usize) -> u64 {
+        let part = self.0[at / PART_BYTES].as_ref();
+        part.map_or(0, |part| part[at % PART_BYTES / 64])
     }
 
     /// The parts of this piece that nothing was written to: from, to.
     fn untouched(&self, at: usize, bytes: usize) -> Vec<(usize, usize)> {
         let (mut parts, mut at, end) = (Vec::new(), at, at + bytes);
         while at < end {
-            let word = self.0[at / 64] >> (at % 64);
+            let word = self.word(at) >> (at % 64);
             let left = (64 - at % 64).min(end - at);
             let free = (word.trailing_zeros() as usize).min(left);
             if free > 0 {
@@ -117,7 +136,7 @@ pub struct Filling {
 
 impl Filling {
     fn new(bytes: u64) -> Filling {
-        let touched = Touched(vec![0; (bytes as usize).div_ceil(64)]);
+        let touched = Touched::none(bytes as usize);
         let (next, asked, is_delivered) = (0, 0, false);
         let (apart, known, refused) = (None, BTreeMap::new(), BTreeSet::new());
         Filling { touched, apart, next, asked, bytes, known, is_delivered, refused }
@@ -573,9 +592,9 @@ impl Keeper {
     fn tell_range(&mut self, to: &Life, id: u32, from: u64, end: u64) -> Option<()> {
         let is_filled = self.is_filled(id);
         let cluster = self.cluster.as_mut()?;
-        let common = self.memories.get(&id).and_then(Memory::common);
-        let known = self.registry.regions.get(&id).zip(common);
-        let Some((region, (memory, data))) = known.filter(|_| is_filled) else {
+        let memory = self.memories.get(&id).filter(|memory| memory.has_common());
+        let known = self.registry.regions.get(&id).zip(memory);
+        let Some((region, memory)) = known.filter(|_| is_filled) else {
             cluster.inbox.send(to, REFUSED, &[u64::from(id)], &[]);
             return None;
         };
@@ -585,16 +604,9 @@ impl Keeper {
             if asked >= end.min(whole) {
                 break;
             }
-            // (Where nothing was written there is no memory.)
-            let at = seek(memory, SeekFrom::Data(asked)).unwrap_or(whole).clamp(asked, whole);
+            let at = memory.next_common(asked).unwrap_or(whole).clamp(asked, whole);
             let next = whole.min((at + 1).next_multiple_of(PIECE_BYTES as u64));
-            let mut bytes = vec![0; (next - at) as usize];
-            // SAFETY: within the mapping, which only this thread writes to.
-            #[allow(unsafe_code)]
-            unsafe {
-                let from = data.area().base().add(at as usize);
-                std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
-            }
+            let bytes = memory.copy_common(at as usize, (next - at) as usize)?;
             let head = [u64::from(id), asked, at, next, cluster.delivered];
             cluster.inbox.send(to, PIECE, &head, &bytes);
             asked = next;
@@ -629,10 +641,10 @@ impl Keeper {
         if let Some((_, when)) = &mut cluster.inbox.asked {
             *when = now;
         }
-        let memory = self.memories.get(&id)?;
+        let memory = self.memories.get_mut(&id)?;
         let part = |(from, to): (usize, usize)| &bytes[from - at as usize..to - at as usize];
         for (from, to) in filling.touched.untouched(at as usize, bytes.len()) {
-            put(memory, from as u64, part((from, to)), end);
+            memory.put(from as u64, part((from, to)), end);
         }
         if let Some(touched) = &filling.apart {
             for (from, to) in touched.untouched(at as usize, bytes.len()) {
@@ -662,7 +674,7 @@ impl Keeper {
         });
         for id in &done {
             // (Who can't give it has said so.)
-            if self.memories.get(id).is_some_and(|memory| memory.common().is_some()) {
+            if self.memories.get(id).is_some_and(Memory::has_common) {
                 cluster.say(0, &Act::Filled { id: *id }, &self.registry);
             }
         }
