@@ -1,7 +1,7 @@
 //! Collecting what rings hold.
 
 use super::arm::want;
-use super::hot::{append, cool, heat_set, rest, unlink};
+use super::hot::{append, cool, heat_set, is_active, rest, unlink};
 use super::look::{Look, look, reported, see};
 use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
 use super::set::{
@@ -23,6 +23,12 @@ const HOT_COUNT: u32 = 1;
 const COOL_AFTER_LOOKS: u32 = 4096;
 const COOL_AFTER_WAITS_MIN: u32 = 16;
 
+/// And so after waits that found nothing at all: a loop with a timer would look at its idle connections for ever. Each has looked
+/// at all of them some times before it slept, so fewer are as dear.
+const COOL_AFTER_FRUITLESS: u32 = 1024;
+/// One in so many ticks counts (0.4 to 2 ms on x86-64): who asks over and over without waiting finds nothing soon after something came.
+const FRUITLESS_EVERY_TICKS: u64 = 2_000_000;
+
 /// Beside neighbours, everything is looked at after so many waits that found something.
 pub(super) const ALL_AFTER_WAITS: u32 = 1024;
 
@@ -41,7 +47,7 @@ fn tell(set: &Set, watch: &Watch, socket: &Socket, seen: &Look, slept: bool) -> 
             socket.kernel_asked.set(sys::ticks());
         }
     }
-    watch.active_at.set(set.fruitful.get());
+    is_active(set, watch);
     epoll_event { events: seen.events, u64: watch.data.get() }
 }
 
@@ -177,6 +183,24 @@ pub(super) fn harvest_turn_at(
     found
 }
 
+/// Has it had nothing for so many waits that looking at it costs more than a doorbell?
+#[inline(always)]
+fn is_idle(set: &Set, watch: &Watch, hot: u32) -> bool {
+    let patience = |looks: u32| (looks / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
+    set.fruitful.get().wrapping_sub(watch.active_at.get()) > patience(COOL_AFTER_LOOKS)
+        || set.fruitless.get().wrapping_sub(watch.active_at_fruitless.get())
+            > patience(COOL_AFTER_FRUITLESS)
+}
+
+/// A wait on the set is over, and has found nothing.
+pub(super) fn nothing_found(set: &Set) {
+    let now = sys::ticks();
+    if now.wrapping_sub(set.fruitless_at.get()) > FRUITLESS_EVERY_TICKS {
+        set.fruitless_at.set(now);
+        set.fruitless.add(1);
+    }
+}
+
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
 pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.lock.take() else { return 0 };
@@ -223,9 +247,7 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
                 watch.linked.set(0);
             }
             let hot = set.hot_count.get();
-            let idle = set.fruitful.get().wrapping_sub(watch.active_at.get());
-            let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
-            if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
+            if hot > HOT_COUNT && is_idle(set, watch, hot) && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
                 // fills the ring behind this heats the watch.)

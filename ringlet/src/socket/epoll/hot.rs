@@ -5,10 +5,17 @@ use super::set::{self, Set, Watch, is_marked_unmoved, watches};
 use crate::socket::table::{Socket, Tables};
 use ringlet_linux::fd::{self, epoll_event};
 
+/// It was ready, or is about to be, after so many waits.
+#[inline(always)]
+pub(super) fn is_active(set: &Set, watch: &Watch) {
+    watch.active_at.set(set.fruitful.get());
+    watch.active_at_fruitless.set(set.fruitless.get());
+}
+
 /// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
 /// next harvest does it.
 pub(super) fn heat(set: &Set, watch: &Watch, held: bool) {
-    watch.active_at.set(set.fruitful.get());
+    is_active(set, watch);
     if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
         return;
     }
@@ -77,7 +84,7 @@ pub(super) fn rest(set: &Set, watch: &Watch, wish: impl FnOnce(), found: impl Fn
     if watch.rests.begin(wish, found) {
         unlist(set, watch);
     } else {
-        watch.active_at.set(set.fruitful.get());
+        is_active(set, watch);
     }
 }
 

@@ -66,8 +66,11 @@ pub struct Set {
     pub(super) hot_first: P32,
     pub(super) hot_last: P32,
     pub(super) hot_count: P32,
-    /// Waits that found something ready.
+    /// Waits that found something ready; and those that found nothing, of which one in so much time counts (`harvest::nothing_found`), when the
+    /// last one did.
     pub(super) fruitful: P32,
+    pub(super) fruitless: P32,
+    pub(super) fruitless_at: P64,
     /// The kernel is asked first at the next wait: rings have filled the last one.
     pub(super) kernel_turn: P32,
     /// The last harvest reported something by level.
@@ -135,8 +138,9 @@ pub struct Watch {
     pub(super) hot: P32,
     pub(super) hot_next: P32,
     pub(super) hot_previous: P32,
-    /// Count of fruitful waits of its set when it was last ready.
+    /// The counts of its set's fruitful and fruitless waits when it was last ready.
     pub(super) active_at: P32,
+    pub(super) active_at_fruitless: P32,
     /// Next watch of the same socket; next free one.
     pub(super) next: AtomicU32,
     pub(super) next_free: P32,

@@ -3,7 +3,9 @@
 use super::arm::{arm, beside_kernel};
 use super::bells::{disarm, kick_sleepers, others_sleep};
 use super::elder::pass_on;
-use super::harvest::{ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at};
+use super::harvest::{
+    ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
+};
 use super::kernel::{ask_kernel, ask_kernel_since, restore, translate};
 use super::look::any_ready;
 use super::nested::leave;
@@ -83,6 +85,9 @@ pub fn wait(
     let set = set::at(set_index);
     jumps::look_back();
     let result = wait_in(tables, set, out, timeout_ns, mask);
+    if result == Ok(0) {
+        nothing_found(set);
+    }
     let stays_ready = result.is_ok() && set.stays_ready.is();
     if (result == Ok(out.len()) || stays_ready) && others_sleep(set) {
         // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
