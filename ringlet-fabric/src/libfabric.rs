@@ -268,6 +268,8 @@ pub struct Libfabric {
     /// Behind an Internet address with what opens the `gate`.
     name: Vec<u8>,
     ours: Option<SocketAddr>,
+    /// What it listens to comes past the gate.
+    is_guarded: bool,
     fd: RawFd,
     /// Their numbers are not used again.
     peers: HashMap<u32, Way>,
@@ -296,9 +298,8 @@ impl Libfabric {
             return Err(unknown(library, provider, local));
         };
         // (By now it has loaded its providers, before any of them listens.)
-        if !gate::install()
-            && LISTENERS.iter().any(|core| provider.split(';').any(|it| it == *core))
-        {
+        let listens = LISTENERS.iter().any(|core| provider.split(';').any(|it| it == *core));
+        if !gate::install() && listens {
             let text = format!("{provider}: strangers could not be kept out of what it listens to");
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
@@ -411,6 +412,7 @@ impl Libfabric {
             arena: std::mem::ManuallyDrop::new(Arena::new()),
             name,
             ours,
+            is_guarded: listens,
             fd,
             peers: HashMap::new(),
             next_peer: 0,
@@ -789,6 +791,10 @@ impl Libfabric {
 impl Rail for Libfabric {
     fn name(&self) -> &[u8] {
         &self.name
+    }
+
+    fn is_guarded(&self) -> bool {
+        self.is_guarded
     }
 
     fn reach(&mut self, name: &[u8]) -> io::Result<Peer> {

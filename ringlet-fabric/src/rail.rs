@@ -55,6 +55,10 @@ pub enum Event<'a> {
 pub trait Rail: Send {
     /// By which other nodes reach us: to be passed to them.
     fn name(&self) -> &[u8];
+    /// Does only what members of the cluster send reach its provider? If not, whoever reaches its address has the provider's own care for strangers to break.
+    fn is_guarded(&self) -> bool {
+        true
+    }
     /// Makes an endpoint of this name (hostile input) a peer. It need not be there yet.
     fn reach(&mut self, name: &[u8]) -> io::Result<Peer>;
     fn forget(&mut self, peer: Peer);

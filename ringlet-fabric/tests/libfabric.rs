@@ -365,6 +365,7 @@ fn what_is_missing_is_said() {
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
     let error = Libfabric::open("udp;ofi_rxd", Some(LOCAL)).err().unwrap().to_string();
     assert!(error.contains("nothing to sleep on"), "{error}");
+    assert!(Libfabric::open("tcp;ofi_rxm", Some(LOCAL)).unwrap().is_guarded());
     let all = providers().unwrap();
     let is_local = |known: &&ringlet_fabric::libfabric::Provider| {
         known.address == Some(Ipv4Addr::LOCALHOST.into())

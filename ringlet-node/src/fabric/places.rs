@@ -103,7 +103,13 @@ impl Places {
             match opened {
                 Ok(rail) => {
                     (place.is_open, place.is_said) = (true, false);
-                    log(&format!("rail {at} is open: {text}"));
+                    let unguarded = match rail.is_guarded() {
+                        true => "",
+                        false => {
+                            "; no gate keeps strangers from this provider: whoever reaches its address is to be trusted"
+                        }
+                    };
+                    log(&format!("rail {at} is open: {text}{unguarded}"));
                     all.push((at, rail));
                 }
                 Err(error) => {
@@ -176,4 +182,84 @@ impl Rail for Absent {
 pub(crate) fn eventfd() -> Option<OwnedFd> {
     // SAFETY: made just now, ours alone.
     fd::eventfd().ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::RailSettings;
+
+    /// A rail of a provider past whose listening there is no gate.
+    struct Open(Absent);
+
+    impl Rail for Open {
+        fn is_guarded(&self) -> bool {
+            false
+        }
+        fn name(&self) -> &[u8] {
+            self.0.name()
+        }
+        fn reach(&mut self, name: &[u8]) -> std::io::Result<rail::Peer> {
+            self.0.reach(name)
+        }
+        fn forget(&mut self, _: rail::Peer) {}
+        #[allow(unsafe_code)]
+        unsafe fn register(&mut self, _: *mut u8, _: usize) -> std::io::Result<(Region, Grant)> {
+            Err(ErrorKind::NotConnected.into())
+        }
+        #[allow(unsafe_code)]
+        unsafe fn register_source(&mut self, _: *mut u8, _: usize) -> std::io::Result<Region> {
+            Err(ErrorKind::NotConnected.into())
+        }
+        fn withdraw(&mut self, _: Region) {}
+        fn write(
+            &mut self,
+            to: rail::Peer,
+            from: Region,
+            at: usize,
+            bytes: usize,
+            grant: Grant,
+            offset: u64,
+            notice: u32,
+            token: u64,
+        ) -> Result<(), Refused> {
+            self.0.write(to, from, at, bytes, grant, offset, notice, token)
+        }
+        fn send(&mut self, to: rail::Peer, message: &[u8], token: u64) -> Result<(), Refused> {
+            self.0.send(to, message, token)
+        }
+        fn poll(&mut self, _: &mut dyn FnMut(rail::Event<'_>)) {}
+        fn fd(&self) -> BorrowedFd<'_> {
+            self.0.fd()
+        }
+        fn may_sleep(&mut self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn of_a_provider_without_a_gate_it_is_said() {
+        for (provider, is_open) in [("verbs;ofi_rxm", true), ("tcp;ofi_rxm", false)] {
+            let text = format!("{{\"provider\": \"{provider}\"}}");
+            let settings: RailSettings = serde_json::from_str(&text).unwrap();
+            let opens: Opens = |settings, _| {
+                let absent = Absent::new().unwrap();
+                Ok(match settings.provider.starts_with("verbs") {
+                    true => Box::new(Open(absent)),
+                    false => Box::new(absent),
+                })
+            };
+            let (mut places, _node) = Places::new("a".into(), vec![settings], opens).unwrap();
+            places.open(|_| false);
+            let (mut said, mut opened) = (String::new(), Vec::new());
+            while opened.is_empty() {
+                let _ = rustix::event::poll(
+                    &mut [rustix::event::PollFd::new(&places.bell, rustix::event::PollFlags::IN)],
+                    None,
+                );
+                opened = places.opened(&mut |text| said += text);
+            }
+            assert_eq!(said.contains("no gate keeps strangers"), is_open, "{said}");
+        }
+    }
 }
