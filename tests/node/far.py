@@ -266,7 +266,7 @@ def scenes(ground):
     def strangers(name, a, b):
         """Who calls for a channel that nobody expects, or says half of it, gets none; honest ones do meanwhile."""
         calls = []
-        for text in b"RLc1" + os.urandom(16), b"RLc1" + os.urandom(3), b"R", b"RLc2" + os.urandom(16):
+        for text in b"RLc2" + os.urandom(16), b"RLc2" + os.urandom(3), b"R", b"RLc1" + os.urandom(16):
             calls.append(dial(b, a))
             calls[-1].sendall(text)
         ends = meet(b, a)

@@ -4,7 +4,7 @@
 //! ```text
 //!   connecting end's node                        accepting end's node
 //!                       <-- Word::Meet: a token --   (expects it)
-//!   dials: CALL, token  -->
+//!   dials: CALL, digest of the token  -->
 //!                       <-- TAKEN
 //! ```
 //!
@@ -18,9 +18,22 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 pub const TOKEN_BYTES: usize = 16;
 pub type Token = [u8; TOKEN_BYTES];
+/// What is said for a token.
+pub type Said = [u8; TOKEN_BYTES];
+
+/// WHY not the token itself: the other node chooses it and says where its port is, and would have us say bytes of its choice to any service that we can
+/// reach.
+pub fn said_for(token: &Token) -> Said {
+    let mut text = ring::digest::Context::new(&ring::digest::SHA256);
+    text.update(b"ringlet: the token of a channel\n");
+    text.update(token);
+    let mut said = Said::default();
+    said.copy_from_slice(&text.finish().as_ref()[..TOKEN_BYTES]);
+    said
+}
 
 /// What stands before it. (TLS begins with 22.)
-const CALL: [u8; 4] = *b"RLc1";
+const CALL: [u8; 4] = *b"RLc2";
 const CALL_BYTES: usize = CALL.len() + TOKEN_BYTES;
 const TAKEN: u8 = b'+';
 
@@ -39,7 +52,7 @@ pub struct Caller {
 pub enum Wants {
     NotYet,
     Tls,
-    Channel(Token),
+    Channel(Said),
     Gone,
 }
 
@@ -57,7 +70,7 @@ impl Caller {
             Ok((CALL_BYTES, _)) => {
                 let taken = recv(&self.stream, &mut bytes, RecvFlags::DONTWAIT);
                 match (taken, bytes[CALL.len()..].try_into()) {
-                    (Ok((CALL_BYTES, _)), Ok(token)) => Wants::Channel(token),
+                    (Ok((CALL_BYTES, _)), Ok(said)) => Wants::Channel(said),
                     _ => Wants::Gone,
                 }
             }
@@ -102,7 +115,7 @@ impl Call {
         if !self.said {
             let mut bytes = [0; CALL_BYTES];
             bytes[..CALL.len()].copy_from_slice(&CALL);
-            bytes[CALL.len()..].copy_from_slice(&self.token);
+            bytes[CALL.len()..].copy_from_slice(&said_for(&self.token));
             // KERNEL: what could not be connected to tells why here.
             match send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(CALL_BYTES) => self.said = true,
@@ -155,7 +168,10 @@ mod tests {
         let (dialled, mut caller) = pair();
         let mut call = Call::new(dialled, [7; TOKEN_BYTES]);
         assert!(call.wants_write() && call.go_on().is_none() && !call.wants_write());
-        assert!(matches!(wants(&mut caller), Wants::Channel(token) if token == [7; TOKEN_BYTES]));
+        let Wants::Channel(said) = wants(&mut caller) else { panic!("it calls") };
+        assert_eq!(said, said_for(&[7; TOKEN_BYTES]));
+        // (Nobody has us say what he chooses.)
+        assert!(said != [7; TOKEN_BYTES] && said != said_for(&[8; TOKEN_BYTES]));
         let stream = caller.take().unwrap();
         let taken = (0..10_000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
@@ -169,7 +185,7 @@ mod tests {
             assert_eq!(matches!(wants(&mut caller), Wants::Tls), is_tls, "{words:?}");
         }
         let (mut dialled, mut caller) = pair();
-        dialled.write_all(b"RLc1 and no more").unwrap();
+        dialled.write_all(b"RLc2 and no more").unwrap();
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(caller.wants(), Wants::NotYet));
         drop(dialled);

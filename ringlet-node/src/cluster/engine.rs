@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
@@ -16,8 +16,10 @@ use super::identity::{self, Identity};
 use super::joining::{ITSELF, NAMESAKE, Seed};
 use super::link::{Cause, Frame, Hello, Link, VERSION, Word, cause};
 use super::members::Settings;
+use super::nodes::may_say;
 use super::peers::State;
-use super::{Cluster, Peer, QUEUE_BYTES, names, renewal};
+use super::strangers::Strangers;
+use super::{Cluster, Expected, Peer, QUEUE_BYTES, names, renewal};
 use crate::clock::{Clock, Moment};
 use crate::sandbox;
 
@@ -32,9 +34,8 @@ const AGAIN_FIRST: Duration = Duration::from_millis(250);
 const AGAIN_LAST: Duration = Duration::from_secs(2);
 /// What has a time is looked at so often.
 const TICK: Duration = Duration::from_millis(250);
-/// Who have connected and not proved yet who they are: in all, and from one address.
-const STRANGERS: usize = 64;
-const STRANGERS_OF_AN_ADDRESS: usize = 8;
+/// Connections that are taken at once.
+const ACCEPTS_AT_ONCE: usize = 64;
 /// A node that ends says so to others, for no longer than this.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -274,24 +275,15 @@ impl Engine {
     }
 
     fn accept(&mut self) {
-        for _ in 0..STRANGERS {
+        let mut strangers = self.strangers();
+        for _ in 0..ACCEPTS_AT_ONCE {
             let (stream, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // KERNEL: who waits makes the listener readable again and again.
                 Err(_) => return std::thread::sleep(Duration::from_millis(1)),
             };
-            let expected = self.cluster.now().expected.len();
-            let strangers = |of: Option<IpAddr>| {
-                let is = |from: &SocketAddr| of.is_none_or(|of| from.ip() == of);
-                let is_new = |who| matches!(who, Who::Stranger | Who::Introduced);
-                let link = |each: &&Connection| is_new(each.who) && is(&each.from);
-                let callers = self.callers.iter().filter(|each| is(&each.from)).count();
-                callers + self.connections.values().filter(link).count()
-            };
-            if strangers(None) >= STRANGERS + expected
-                || strangers(Some(from.ip())) >= STRANGERS_OF_AN_ADDRESS + expected
-            {
+            if !strangers.admits(from.ip()) {
                 self.refused(from, &cause("too-many", "others have not said yet who they are"));
                 continue;
             }
@@ -301,6 +293,19 @@ impl Engine {
                 Err(error) => self.refused(from, &cause("lost", error)),
             }
         }
+    }
+
+    /// Those who have not said who they are, and the addresses from which channels are to come.
+    fn strangers(&self) -> Strangers {
+        let is_new = |who| matches!(who, Who::Stranger | Who::Introduced);
+        let links = self.connections.values().filter(|each| is_new(each.who));
+        let there = self.callers.iter().map(|caller| caller.from).chain(links.map(|it| it.from));
+        let now = self.cluster.now();
+        let expected = now.expected.values().filter_map(|expected| {
+            let session = self.sessions[expected.place]?;
+            Some(self.connections.get(&session)?.from.ip())
+        });
+        Strangers::new(there.map(|from| from.ip()), expected)
     }
 
     /// What those want who have just connected.
@@ -323,11 +328,13 @@ impl Engine {
                     }
                     Err(cause) => self.refused(from, &cause),
                 },
-                Wants::Channel(token) => {
-                    let expected = self.cluster.now().expected.remove(&token).is_some();
-                    if !expected {
+                Wants::Channel(said) => {
+                    let expected = self.cluster.now().expected.remove(&said);
+                    let Some(Expected { token, .. }) = expected else {
                         self.refused(from, &cause("not-expected", "a channel's token"));
-                    } else if let Some(stream) = caller.take() {
+                        continue;
+                    };
+                    if let Some(stream) = caller.take() {
                         self.events.called(token, Some(stream.into()));
                     }
                 }
@@ -344,7 +351,7 @@ impl Engine {
     fn go_on_calling(&mut self) {
         let (calls, over) = {
             let now = &mut *self.cluster.now();
-            now.expected.retain(|_, since| since.elapsed() < PATIENCE);
+            now.expected.retain(|_, expected| expected.since.elapsed() < PATIENCE);
             (std::mem::take(&mut now.calls), std::mem::take(&mut now.over))
         };
         for (place, session, token) in calls {
@@ -454,6 +461,7 @@ impl Engine {
         // (It may have been ended by what it said before.)
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(()) };
         connection.heard = self.clock.now();
+        let from = connection.from.ip();
         let place = match (connection.who, frame) {
             (Who::Node(place), frame) => {
                 match frame {
@@ -481,7 +489,7 @@ impl Engine {
                         }
                     }
                     Frame::Word(Word::Leave) => return Err(cause("left", "it ends")),
-                    Frame::Word(Word::Nodes { nodes, .. }) => self.told(place, nodes),
+                    Frame::Word(Word::Nodes { nodes, .. }) => self.told(place, from, nodes),
                     Frame::Word(Word::Hello(_)) => {
                         return Err(cause("garbage", "it says twice who it is"));
                     }
@@ -489,7 +497,7 @@ impl Engine {
                 return Ok(());
             }
             (Who::Seed(_, Some(by)), Frame::Word(Word::Nodes { nodes, last })) => {
-                self.told(by, nodes);
+                self.told(by, from, nodes);
                 return if last { Err(cause(INTRODUCED, "")) } else { Ok(()) };
             }
             (
@@ -557,7 +565,9 @@ impl Engine {
         if listens.ip().is_unspecified() {
             listens.set_ip(from.ip().to_canonical());
         }
-        now.nodes[place].says(listens);
+        if may_say(listens, from.ip()) {
+            now.nodes[place].says(listens);
+        }
         drop(now);
         Ok((place, hello))
     }

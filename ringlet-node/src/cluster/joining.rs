@@ -12,13 +12,13 @@
 //! each new one when they hear of it. So a node needs no more than one that is there. `join` is asked again now and then, for parts of a cluster that
 //! began apart.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::engine::{BEAT, Dial, Engine, INTRODUCED, Who, connect};
 use super::identity::{self, MEMBER};
 use super::link::{Cause, Link, Word, cause};
-use super::nodes::{Learned, learn, place_of};
+use super::nodes::{Learned, learn, may_say, place_of};
 
 /// This node's own address is in `join` too.
 pub(super) const ITSELF: &str = "itself";
@@ -91,13 +91,13 @@ impl Engine {
         Some(place)
     }
 
-    /// The node at a place says that there are these.
-    pub fn told(&mut self, by: usize, nodes: Vec<(String, SocketAddr)>) {
+    /// The node at a place, which is at that address, says that there are these.
+    pub fn told(&mut self, by: usize, from: IpAddr, nodes: Vec<(String, SocketAddr)>) {
         let settings = self.cluster.settings().clone();
         let is_open = settings.join.is_some();
         for (name, address) in nodes.into_iter().take(if is_open { AT_ONCE } else { 0 }) {
             let is_other = name != settings.node && !settings.banned.contains(&name);
-            if is_other && identity::check_name(&name).is_ok() {
+            if is_other && may_say(address, from) && identity::check_name(&name).is_ok() {
                 self.learn(&name, Some((by, address)));
             }
         }

@@ -9,6 +9,7 @@
 //!   names.rs      nodes that are listed by name are looked up
 //!   renewal.rs    new keys and certificates are taken up
 //!   post.rs       what other nodes say of ends of connections, for the service
+//!   strangers.rs  how many may be there who have not said yet who they are
 //!   channels.rs   a plain connection for the two ends of each that is carried
 //!   joining.rs    nodes of an open cluster hear of each other
 //!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
@@ -31,6 +32,7 @@ mod nodes;
 mod peers;
 pub mod post;
 mod renewal;
+mod strangers;
 
 pub use channels::{TOKEN_BYTES, Token};
 pub use engine::{BEAT, Events, Running, SILENT};
@@ -41,6 +43,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use channels::{Said, said_for};
 use identity::Identity;
 use members::Settings;
 use ringlet_linux::fd;
@@ -76,11 +79,18 @@ struct Now {
     unfound: HashSet<Target>,
     /// Nodes that are to be dialled for a channel, and who is to dial us; sessions that are to end, and why.
     calls: Vec<(usize, Session, Token)>,
-    expected: HashMap<Token, Instant>,
+    expected: HashMap<Said, Expected>,
     over: Vec<(usize, Session, String)>,
     /// A new one, for the sessions to come.
     identity: Option<Identity>,
     journal: Journal,
+}
+
+/// A channel for which the node at a place is to dial us.
+struct Expected {
+    token: Token,
+    place: usize,
+    since: Instant,
 }
 
 #[derive(Default)]
@@ -203,12 +213,13 @@ impl Peer {
 
     /// It is to dial us for a channel, with this token.
     pub fn expect(&self, token: Token) {
-        self.cluster.now().expected.insert(token, Instant::now());
+        let expected = Expected { token, place: self.place, since: Instant::now() };
+        self.cluster.now().expected.insert(said_for(&token), expected);
     }
 
     /// It is not to, any more.
     pub fn unexpect(&self, token: Token) {
-        self.cluster.now().expected.remove(&token);
+        self.cluster.now().expected.remove(&said_for(&token));
     }
 
     /// Ends the session, and with it all that belongs to it, there and here. The next one begins soon.

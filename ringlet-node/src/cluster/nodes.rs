@@ -119,6 +119,25 @@ pub fn place_of(nodes: &[Node], name: &str) -> Option<usize> {
     nodes.iter().position(|node| *node.name == *name)
 }
 
+/// May who is at that address say that a node listens there? Not where we would dial ourselves, or what none but us and our neighbours should reach: of
+/// such addresses only who is at one himself may speak. (Private ones are what clusters have.)
+pub fn may_say(listens: SocketAddr, who: IpAddr) -> bool {
+    let (listens, port, who) = (listens.ip().to_canonical(), listens.port(), who.to_canonical());
+    let is_local = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let is_one = match listens {
+        IpAddr::V4(ip) => !ip.is_broadcast() && ip.octets()[0] != 0,
+        IpAddr::V6(ip) => !ip.is_unspecified(),
+    };
+    is_one
+        && port != 0
+        && !listens.is_multicast()
+        && (!listens.is_loopback() || who.is_loopback())
+        && (!is_local(listens) || is_local(who) || who.is_loopback())
+}
+
 /// What became of a name that was heard.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Learned {
@@ -222,6 +241,26 @@ mod tests {
         assert_eq!(learn(&mut nodes, "b", said), Learned::Known(0));
         nodes[0].proved("10.0.0.7".parse().unwrap(), vec!["10.2.0.0/16".parse().unwrap()]);
         assert_eq!((owner(&nodes, "10.0.0.7"), owner(&nodes, "10.2.0.1")), (None, None));
+    }
+
+    #[test]
+    fn of_addresses_of_this_host_alone_none_but_this_host_speaks() {
+        let may =
+            |listens: &str, who: &str| may_say(listens.parse().unwrap(), who.parse().unwrap());
+        for listens in ["10.0.0.9:7471", "192.0.2.9:1", "[fd00::9]:7471"] {
+            assert!(may(listens, "10.0.0.2"), "{listens}");
+        }
+        for listens in ["127.0.0.1:22", "127.9.9.9:80", "[::1]:22", "[::ffff:127.0.0.1]:22"] {
+            assert!(!may(listens, "10.0.0.2"), "{listens}");
+            assert!(may(listens, "::ffff:127.0.0.3"), "{listens}");
+        }
+        for listens in ["169.254.169.254:80", "[fe80::1]:80"] {
+            assert!(!may(listens, "10.0.0.2") && may(listens, "fe80::7"), "{listens}");
+        }
+        let never = ["0.0.0.0:80", "[::]:80", "224.0.0.1:80", "[ff02::1]:80", "10.0.0.9:0"];
+        for listens in never.into_iter().chain(["255.255.255.255:80"]) {
+            assert!(!may(listens, "127.0.0.1") && !may(listens, "10.0.0.2"), "{listens}");
+        }
     }
 
     #[test]
