@@ -100,12 +100,76 @@ fn timer() {
     println!("all told");
 }
 
+/// From now on a poll of one descriptor kills the process.
+fn forbid_questions_for_one() {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const END: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    /// The low half of the second argument: how many.
+    const COUNT: u32 = 24;
+    let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        step(LOAD, 0, 0, 0),
+        step(EQUAL, libc::SYS_ppoll as u32, 1, 0),
+        step(EQUAL, POLL, 0, 3),
+        step(LOAD, COUNT, 0, 0),
+        step(EQUAL, 1, 0, 1),
+        step(END, libc::SECCOMP_RET_KILL_PROCESS, 0, 0),
+        step(END, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // (Around libc: a program that sets one by its calls is left alone from then on.)
+    // SAFETY: a filter of this length, which is copied.
+    let prctl = |option: i32, argument: u32, filter: *const libc::sock_fprog| unsafe {
+        let args = [option as usize, argument as usize, filter as usize, 0, 0, 0];
+        ringlet_linux::sys::call(libc::SYS_prctl, args)
+    };
+    assert_eq!(prctl(libc::PR_SET_NO_NEW_PRIVS, 1, std::ptr::null()), Ok(0));
+    assert_eq!(prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), Ok(0));
+}
+
+#[cfg(target_arch = "x86_64")]
+const POLL: u32 = libc::SYS_poll as u32;
+#[cfg(not(target_arch = "x86_64"))]
+const POLL: u32 = libc::SYS_ppoll as u32;
+
+/// How many of these are ready?
+fn poll(pairs: &[Pair], timeout_ms: i32) -> i32 {
+    let mut fds: Vec<libc::pollfd> = Vec::new();
+    for pair in pairs {
+        let fd = pair.near.as_raw_fd();
+        fds.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    }
+    // SAFETY: an array of this length.
+    unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) }
+}
+
+fn polls() {
+    let mut pairs: Vec<Pair> = (0..PAIRS).map(|_| moved()).collect();
+    pairs.iter_mut().step_by(2).for_each(|pair| pair.far.write_all(&[1]).unwrap());
+    for timeout in [0, 1].repeat(2) {
+        assert_eq!(poll(&pairs, timeout), PAIRS as i32 / 2);
+    }
+    pairs.iter_mut().step_by(2).for_each(|pair| pair.near.read_exact(&mut [0]).unwrap());
+    // (Of what rang the kernel is asked for one.)
+    for timeout in [0, 1].repeat(WAITS) {
+        assert_eq!(poll(&pairs, timeout), 0);
+    }
+    forbid_questions_for_one();
+    for timeout in [0, 1].repeat(WAITS) {
+        assert_eq!(poll(&pairs, timeout), 0);
+    }
+    println!("all told");
+}
+
 /// Run by the tests below, under the library.
 #[test]
 #[ignore = "a program of the tests beside it"]
 fn program() {
-    if std::env::var(ROLE).as_deref() == Ok("timer") {
-        timer();
+    match std::env::var(ROLE).as_deref() {
+        Ok("timer") => timer(),
+        Ok("polls") => polls(),
+        _ => {}
     }
 }
 
@@ -122,4 +186,9 @@ fn run(role: &str) -> String {
 #[test]
 fn a_loop_with_a_timer_looks_no_more_at_idle_connections() {
     assert!(run("timer").contains("all told"));
+}
+
+#[test]
+fn a_poll_of_many_idle_connections_asks_the_kernel_for_all_at_once() {
+    assert!(run("polls").contains("all told"));
 }

@@ -235,11 +235,16 @@ fn poll_entered(
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
-    if deadline == Some(0) {
-        return with_kernel(fds, held, scratch, mask);
-    }
     // A byte that we can't take, and that tells us nothing, would end each sleep at once: then we don't listen for any, and look soon.
     let stays = Cell::new(false);
+    if deadline == Some(0) {
+        // One question for all, where each would ask for itself. (And none does so that was not late for this one.)
+        let together = connections(fds, held).nth(1).is_some() && !pin::is_closed_in();
+        if together && is_asked_late(fds, held) {
+            let _ = ask_all(fds, held, scratch, None, Some(0), None, &stays, &|| {});
+        }
+        return with_kernel(fds, held, scratch, mask, together);
+    }
     // Who waits asks the kernel by that.
     loop {
         let (mut found, others) = look(fds, held, true);
@@ -250,7 +255,7 @@ fn poll_entered(
         }
         if found > 0 {
             let others = others && !pin::is_closed_in();
-            return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
+            return if others { with_kernel(fds, held, scratch, mask, false) } else { Ok(found) };
         }
         sleep::check(cancelled);
         let left = |at: u64| at.saturating_sub(sys::now_ns());
@@ -260,7 +265,7 @@ fn poll_entered(
         let peer = || talks_to.and_then(wait::peer);
         signals::begin_wait();
         let mut told = Ok(0);
-        let worth = spin::watch(budget, peer, || {
+        let worth = spin::watch_many(budget, fds.len(), peer, || {
             if look(fds, held, true).0 > 0 {
                 return true;
             }
@@ -281,12 +286,12 @@ fn poll_entered(
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             // (Our own entry must not be the one that is too many: bytes wake us then.)
             let home = home(fds, held).filter(|_| !is_at_limit(fds));
-            arm(fds, held, home);
+            // (Each is looked at behind its arming, while its memory is near.)
+            let idle = arm(fds, held, home);
             let soon = stays.get().then_some(wait::LOOK_SOON_NS);
             let at_times = may_miss_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
             let timeout =
                 [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
-            let idle = look(fds, held, true).0 == 0;
             let awake = || {
                 disarm(home);
                 sockets(held).for_each(datagram::is_awake);
@@ -300,6 +305,11 @@ fn poll_entered(
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
+                // (What nothing has rung for until its time was up comes behind it, as by the kernel.)
+                let told = woken > 0 || soon.or(at_times).is_some() || memory::due().is_some();
+                if !told && deadline.is_some_and(|at| sys::now_ns() >= at) {
+                    return Ok(none_ready(fds));
+                }
                 for (entry, &held) in fds.iter().zip(held) {
                     if let Some(socket) = attached(entry, held)
                         && mask_of(socket, entry, held, true) != 0
@@ -314,13 +324,17 @@ fn poll_entered(
                 // (Also if something woke it: a byte that stays in the kernel, and tells nothing, does so at once each time.)
                 if deadline.is_some_and(|at| sys::now_ns() >= at) {
                     let (found, others) = look(fds, held, false);
-                    return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
+                    return if others {
+                        with_kernel(fds, held, scratch, mask, false)
+                    } else {
+                        Ok(found)
+                    };
                 }
             }
         }
         let (found, others) = look(fds, held, true);
         if others {
-            let total = with_kernel(fds, held, scratch, mask)?;
+            let total = with_kernel(fds, held, scratch, mask, true)?;
             if total > 0 {
                 return Ok(total);
             }
@@ -332,6 +346,11 @@ fn poll_entered(
 
 /// While watching: the kernel is asked this often.
 const ASK_KERNEL_NS: u64 = 20_000;
+
+fn none_ready(fds: &mut [pollfd]) -> usize {
+    fds.iter_mut().for_each(|entry| entry.revents = 0);
+    0
+}
 
 /// Would one entry more be too many for the kernel? Asked where it may matter, and where a call more does not.
 fn is_at_limit(fds: &[pollfd]) -> bool {
@@ -352,16 +371,17 @@ fn is_asked_late(fds: &[pollfd], held: &[u32]) -> bool {
 }
 
 /// What rings tell, and the kernel of what only it can answer for (if it is to be asked: `asked`), without waiting. Returns the number of
-/// ready entries.
+/// ready entries. `watched`: the caller has asked the kernel for all connections, or lately enough.
 fn with_kernel(
     fds: &mut [pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
     mask: Option<u64>,
+    watched: bool,
 ) -> Sys<usize> {
     let (mut found, mut others, mut which) = (0, false, Which::default());
     for ((entry, copy), &held) in fds.iter_mut().zip(scratch.iter_mut()).zip(held) {
-        let kernels = look_at(entry, held, false) && entry.fd >= 0;
+        let kernels = look_at(entry, held, watched) && entry.fd >= 0;
         found += (entry.revents != 0) as usize;
         *copy = pollfd { fd: if kernels { entry.fd } else { -1 }, ..*entry };
         others |= kernels;
@@ -428,24 +448,33 @@ fn sockets(held: &[u32]) -> impl Iterator<Item = &'static Socket> {
     held.filter_map(|held| Some(tables()?.sockets.at((held & INDEX) as usize)))
 }
 
-fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
+/// And looks at each behind that: is nothing ready, as far as rings tell?
+fn arm(fds: &mut [pollfd], held: &[u32], home: Option<u32>) -> bool {
     sockets(held).for_each(datagram::falls_asleep);
     if let Some(context) = home {
         context::arm(context);
     }
-    for (entry, &held) in fds.iter().zip(held) {
-        let Some(socket) = attached(entry, held) else { continue };
-        sides::answer_return(socket, socket.end());
-        let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
-        if rings(socket, home) {
-            if room {
-                wait::want_room_event(socket);
-            }
-        } else if rings_by_name(socket, home) {
-            wait::want_named(socket, room);
-        } else {
-            wait::want_bytes(socket, true, room);
+    let mut idle = true;
+    for (entry, &held) in fds.iter_mut().zip(held) {
+        arm_one(entry, held, home);
+        look_at(entry, held, true);
+        idle &= entry.revents == 0;
+    }
+    idle
+}
+
+fn arm_one(entry: &pollfd, held: u32, home: Option<u32>) {
+    let Some(socket) = attached(entry, held) else { return };
+    sides::answer_return(socket, socket.end());
+    let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
+    if rings(socket, home) {
+        if room {
+            wait::want_room_event(socket);
         }
+    } else if rings_by_name(socket, home) {
+        wait::want_named(socket, room);
+    } else {
+        wait::want_bytes(socket, true, room);
     }
 }
 
@@ -505,7 +534,11 @@ fn ask_all(
             // It was asked for all that matters.
             socket.kernel_asked.set(now);
         }
-        if copy.revents != 0 {
+        if copy.revents == 0 {
+            if awake {
+                events::asked_in_vain(socket);
+            }
+        } else {
             doorbells::kernel_tells(socket, copy.revents as u16 as u32);
             if copy.revents & libc::POLLIN != 0
                 && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0

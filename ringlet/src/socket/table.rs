@@ -182,7 +182,7 @@ pub struct Socket {
     pub kernel_asked: P64,
     /// When a sender last asked whether its way goes on (`send::must_go_back`), which nobody who receives or polls asks for it.
     pub sender_asked: P64,
-    /// A receive has found nothing, and none has found something since.
+    /// So often was nothing found, also by the kernel, since a receive has found something (`events::ask_every`).
     pub found_nothing: P32,
     /// The process has closed itself in, and what the ring holds is the last that comes (`process::closes_in`).
     pub last_of_ring: P32,

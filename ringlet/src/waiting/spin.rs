@@ -180,17 +180,25 @@ pub fn rang() {
 /// Watches until `ready` or until it does not pay any more; says whether it became ready. (Who is told that it did not looks once more when
 /// peers know that it sleeps.) `peer` is asked when the processor turns out to be shared.
 #[inline]
-pub fn watch(
+pub fn watch(limit_us: u64, peer: impl Fn() -> Option<Peer>, ready: impl FnMut() -> bool) -> bool {
+    watch_many(limit_us, 1, peer, ready)
+}
+
+/// The same, where one look is at so many connections: the more there are, the fewer looks before the clock is asked.
+#[inline]
+pub fn watch_many(
     limit_us: u64,
+    connections: usize,
     peer: impl Fn() -> Option<Peer>,
     mut ready: impl FnMut() -> bool,
 ) -> bool {
     if limit_us == 0 {
         return false;
     }
+    let per_clock = looks_per_clock(connections);
     // An answer that comes at once is not kept waiting by the clock.
     let rests = rests();
-    let at_once = if rests { ready() } else { looks(&mut ready) };
+    let at_once = if rests { ready() } else { looks(per_clock, &mut ready) };
     if at_once {
         AT_ONCE.set(AT_ONCE.get().saturating_add(1));
         return true;
@@ -207,7 +215,7 @@ pub fn watch(
     let mut yielded = start;
     let mut last = start;
     let (found, until) = loop {
-        if looks(&mut ready) {
+        if looks(per_clock, &mut ready) {
             break (true, last);
         }
         let mut now = sys::now_ns();
@@ -425,8 +433,13 @@ fn crowded(now: u64, age: u64) -> bool {
 }
 
 #[inline(always)]
-fn looks(ready: &mut impl FnMut() -> bool) -> bool {
-    (0..LOOKS_PER_CLOCK).any(|_| {
+fn looks_per_clock(connections: usize) -> u32 {
+    LOOKS_PER_CLOCK / connections.clamp(1, LOOKS_PER_CLOCK as usize) as u32
+}
+
+#[inline(always)]
+fn looks(times: u32, ready: &mut impl FnMut() -> bool) -> bool {
+    (0..times).any(|_| {
         let is_ready = ready();
         if !is_ready {
             core::hint::spin_loop();
@@ -568,6 +581,26 @@ mod tests {
         assert!(times.contains(&1));
         assert!(times.iter().all(|looks| [1, LOOKS_PER_CLOCK].contains(looks)));
         assert_ne!(WAITS.get().budget(WAKE_NS), 0);
+    }
+
+    #[test]
+    fn who_looks_at_many_connections_asks_the_clock_more_often() {
+        for (connections, looks) in [(0, 16), (1, 16), (2, 8), (15, 1), (16, 1), (5000, 1)] {
+            assert_eq!(looks_per_clock(connections), looks);
+            OFF_UNTIL.set(u64::MAX);
+            REST_UNTIL.set(0);
+            let mut looked = 0;
+            watch_many(
+                500,
+                connections,
+                || None,
+                || {
+                    looked += 1;
+                    false
+                },
+            );
+            assert_eq!(looked, looks);
+        }
     }
 
     #[test]

@@ -11,8 +11,28 @@ use ringlet_linux::sys::Errno;
 use ringlet_linux::sys::Sys;
 use ringlet_linux::{fd, sys, tcp};
 
-/// A program that polls an empty ring has the kernel asked this often (about 10 us).
-pub(super) const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
+/// A program that polls an empty ring has the kernel asked this often (about 10 us) at first.
+const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
+/// Each time that the kernel was asked so often in vain, twice as seldom; so many times (then every 4 to 15 ms on x86-64).
+const ASK_TWICE_AS_SELDOM_AFTER: u32 = 8;
+const ASK_SELDOM_MOST: u32 = 9;
+
+/// How often the kernel is asked for a connection at which nothing was found so many times in a row. (Of bytes, and of an end that the peer lives to
+/// say, the ring tells. The kernel alone tells of a peer that was killed.)
+#[inline]
+pub(super) fn ask_every(times_in_vain: u32) -> u64 {
+    ASK_WHEN_EMPTY_TICKS << (times_in_vain / ASK_TWICE_AS_SELDOM_AFTER).min(ASK_SELDOM_MOST)
+}
+
+/// The kernel was asked for a connection, and has nothing. (Not one atomic step: a count that may miss one.)
+#[inline]
+pub fn asked_in_vain(socket: &Socket) {
+    let most = ASK_TWICE_AS_SELDOM_AFTER * ASK_SELDOM_MOST;
+    let times = socket.found_nothing.get();
+    if times < most {
+        socket.found_nothing.set(times + 1);
+    }
+}
 
 /// Bytes that a receive would find now: in the ring, or in the kernel while it is the way.
 pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
@@ -136,8 +156,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
             away = view::is_away(socket, end, &outgoing);
         }
     }
-    let asked_long_ago =
-        || sys::ticks().wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
+    let asked_long_ago = || is_asked_late(socket, sys::ticks());
     let due = socket.kernel_news.is()
         || !has_bytes && socket.bells_left.is()
         || end.ended.get() == 0 && is_shut(&incoming)
@@ -169,7 +188,7 @@ fn has_room(end: &End, outgoing: &SegmentRing) -> bool {
 /// Was the kernel last asked so long ago that it is to be asked again, though rings have something? (Who has heard elsewhere of the peer's
 /// death may count on it here.)
 pub fn is_asked_late(socket: &Socket, now: u64) -> bool {
-    now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS
+    now.wrapping_sub(socket.kernel_asked.get()) > ask_every(socket.found_nothing.get())
 }
 
 /// The kernel's part of `poll_mask`.
@@ -286,4 +305,19 @@ fn is_shut(incoming: &SegmentRing) -> bool {
 
 fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
     if end.receiving() == Receiving::Ring && end.rx.has_bytes(incoming) { readable } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_finds_nothing_has_the_kernel_asked_less_and_less_often() {
+        let before_last = ASK_TWICE_AS_SELDOM_AFTER * ASK_SELDOM_MOST;
+        assert_eq!((ask_every(0), ask_every(7)), (30_000, 30_000));
+        assert_eq!(ask_every(8), 60_000);
+        assert!((1..before_last).all(|times| ask_every(times) <= ask_every(times + 1)));
+        assert_eq!(ask_every(before_last), 15_360_000);
+        assert_eq!(ask_every(u32::MAX), ask_every(before_last));
+    }
 }

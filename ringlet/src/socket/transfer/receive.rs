@@ -1,6 +1,6 @@
 //! Receiving: from the ring, from the kernel, and where one follows the other.
 
-use super::events::{ASK_WHEN_EMPTY_TICKS, poll_mask};
+use super::events::{ask_every, asked_in_vain, poll_mask};
 use super::wait::{Want, deadline, wait};
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Socket, Stage};
@@ -338,8 +338,14 @@ fn receive_ring(
                 let now = sys::ticks();
                 let age = now.wrapping_sub(socket.kernel_asked.get());
                 // The first to find nothing after some is about to wait, in the kernel, which tells; or comes again.
-                let again = socket.found_nothing.swap(1) != 0;
-                if age < if again { ASK_WHEN_EMPTY_TICKS } else { ASK_AFTER_SOME_TICKS } {
+                let every = match socket.found_nothing.get() {
+                    0 => ASK_AFTER_SOME_TICKS,
+                    times => ask_every(times),
+                };
+                if age >= every || socket.found_nothing.get() == 0 {
+                    asked_in_vain(socket);
+                }
+                if age < every {
                     return Err(Errno::EAGAIN);
                 }
                 socket.kernel_asked.set(now);
