@@ -47,6 +47,41 @@ struct Launcher {
     environment: Option<Vec<u8>>,
     /// This process is a child by fork.
     is_left: AtomicBool,
+    /// The thread that writes to the socket, or 0.
+    writer: AtomicI32,
+}
+
+impl Launcher {
+    fn new(socket: Arc<UnixStream>, said: Arc<Said>, environment: Option<Vec<u8>>) -> Launcher {
+        let (is_left, writer) = (AtomicBool::new(false), AtomicI32::new(0));
+        Launcher { socket, said, environment, is_left, writer }
+    }
+
+    /// Writes a message, which nothing falls into that another thread says. An error: it was not written, or none of the job is here. System calls only.
+    fn write(&self, message: &[u8]) -> io::Result<()> {
+        let us = ringlet_linux::sys::gettid();
+        let start = Instant::now();
+        // ORDER: Acquire; pairs with the Release of `writer` below.
+        while let Err(writer) =
+            self.writer.compare_exchange(0, us, Ordering::Acquire, Ordering::Relaxed)
+        {
+            if self.is_left.load(Ordering::Relaxed) {
+                break;
+            }
+            // (By a handler of a signal, in the middle of what this thread writes; or the launcher does not read.)
+            if writer == us || start.elapsed() > END_LIMIT {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        if self.is_left.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        let written = (&mut &*self.socket).write_all(message);
+        // ORDER: Release; pairs with the Acquire of `writer` above.
+        self.writer.store(0, Ordering::Release);
+        written
+    }
 }
 
 /// What the launcher has said, as the thread leaves it for the others.
@@ -154,11 +189,7 @@ impl Job {
             // SAFETY: what else the program does with its environment it does before or behind this.
             unsafe { std::env::remove_var(name) };
         }
-        Ok(Job {
-            rank,
-            size,
-            launcher: Some(Launcher { socket, said, environment, is_left: AtomicBool::new(false) }),
-        })
+        Ok(Job { rank, size, launcher: Some(Launcher::new(socket, said, environment)) })
     }
 
     /// Was a process with this environment started for a job?
@@ -210,15 +241,16 @@ impl Job {
 
     /// Everybody's bytes, by rank, once everybody has called this. `meanwhile` polls. An error once the job ends.
     pub fn gather(&self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
-        let Some(Launcher { socket, said, .. }) = &self.launcher else {
+        let Some(launcher) = &self.launcher else {
             return Ok(vec![bytes.to_vec()]);
         };
+        let said = &launcher.said;
         if bytes.len() > GATHER_MAX_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut message = (bytes.len() as u32).to_le_bytes().to_vec();
         message.extend(bytes);
-        (&mut &**socket).write_all(&message)?;
+        launcher.write(&message)?;
         let start = Instant::now();
         loop {
             meanwhile();
@@ -255,12 +287,13 @@ impl Job {
 
     /// Ends the job: the launcher tells the others, and has heard of it when this returns (or is gone). Writes and sleeps only.
     pub fn end(&self, code: i32) {
-        let Some(Launcher { socket, said, .. }) = &self.launcher else { return };
+        let Some(launcher) = &self.launcher else { return };
+        let said = &launcher.said;
         let [first, second] = [END.to_le_bytes(), code.to_le_bytes()];
         let mut message = [0; 8];
         message[..4].copy_from_slice(&first);
         message[4..].copy_from_slice(&second);
-        if (&mut &**socket).write_all(&message).is_err() {
+        if launcher.write(&message).is_err() {
             return;
         }
         let start = Instant::now();
@@ -322,5 +355,78 @@ pub fn read_from_process(from: &mut impl Read) -> io::Result<Word> {
     match read_word(from)? {
         END => Ok(Word::End(read_word(from)? as i32)),
         len => read_bytes(from, len).map(Word::Part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process of a job of two, and the launcher's end.
+    fn job() -> (Arc<Job>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let launcher = Launcher::new(Arc::new(ours), Arc::default(), None);
+        (Arc::new(Job { rank: 0, size: 2, launcher: Some(launcher) }), theirs)
+    }
+
+    /// It was forked while another thread of its parent's was sending, which goes on there alone.
+    #[test]
+    fn a_child_by_fork_waits_for_no_thread_of_its_parent_s() {
+        let (job, mut launcher) = job();
+        job.launcher.as_ref().unwrap().writer.store(1, Ordering::Relaxed);
+        job.leave_to_parent();
+        let gathered = job.gather(&[0; 4], || panic!("it waits for parts"));
+        assert_eq!(gathered.unwrap_err().kind(), io::ErrorKind::NotConnected);
+        job.end(3);
+        assert_eq!(launcher.read(&mut [0; 8]).unwrap(), 0, "it has said something");
+    }
+
+    /// What a thread sends is longer than the socket takes: an end that another thread says comes before it or behind it.
+    #[test]
+    fn an_end_falls_into_no_part() {
+        for _ in 0..20 {
+            let (job, mut launcher) = job();
+            let said = job.launcher.as_ref().unwrap().said.clone();
+            let gathers = job.clone();
+            let gathers = std::thread::spawn(move || {
+                gathers.gather(&vec![7; GATHER_MAX_BYTES], || {}).map(drop)
+            });
+            let until_blocked = || {
+                let mut before = 0;
+                loop {
+                    std::thread::sleep(Duration::from_millis(5));
+                    let mut waits = 0;
+                    // SAFETY: an int.
+                    #[allow(unsafe_code)]
+                    unsafe {
+                        libc::ioctl(launcher.as_raw_fd(), libc::FIONREAD, &raw mut waits);
+                    }
+                    if waits > 0 && std::mem::replace(&mut before, waits) == waits {
+                        return;
+                    }
+                }
+            };
+            until_blocked();
+            let ends = std::thread::spawn(move || job.end(3));
+            std::thread::sleep(Duration::from_millis(5));
+            let mut words = Vec::new();
+            for _ in 0..2 {
+                match read_from_process(&mut launcher).unwrap() {
+                    Word::Part(part) => {
+                        assert!(part.len() == GATHER_MAX_BYTES && part.iter().all(|it| *it == 7));
+                        words.push("part");
+                    }
+                    Word::End(code) => {
+                        assert_eq!(code, 3);
+                        words.push("end");
+                    }
+                }
+            }
+            words.sort_unstable();
+            assert_eq!(words, ["end", "part"]);
+            said.end(3, || {});
+            ends.join().unwrap();
+            assert!(gathers.join().unwrap().is_err());
+        }
     }
 }
