@@ -21,7 +21,7 @@ use anyhow::ensure;
 use ringlet_disk::{READERS, Reader, Source};
 use ringlet_linux::{meet, sys};
 
-/// Connections at a time, with those that are not beyond their greeting yet: where there are as many, the oldest of those makes way.
+/// Connections at a time, with those that are not beyond their greeting yet: where there are as many, one of those makes way.
 const CONNECTIONS: usize = 2 * READERS;
 /// It has so long for that.
 const MAKES_WAY: Duration = Duration::from_millis(100);
@@ -94,9 +94,12 @@ impl Export<'_> {
         let is_full = || self.connections.load(Ordering::Relaxed) >= CONNECTIONS;
         if is_full() {
             // (Whoever says nothing would keep everybody else out; and who has something to say has said it soon.)
-            if let Some(oldest) = locked(&self.greeted).pop_front() {
-                let _ = oldest.shutdown(Shutdown::Both);
+            let mut greeted = locked(&self.greeted);
+            let users: Vec<_> = greeted.iter().map(|each| user(each)).collect();
+            if let Some(met) = makes_way(&users).and_then(|at| greeted.remove(at)) {
+                let _ = met.shutdown(Shutdown::Both);
             }
+            drop(greeted);
             let began = Instant::now();
             while is_full() && began.elapsed() < MAKES_WAY {
                 thread::sleep(LOOK_AGAIN);
@@ -132,6 +135,13 @@ impl Export<'_> {
 /// The client's.
 fn user(stream: &UnixStream) -> Option<u32> {
     meet::credentials(stream.as_raw_fd()).ok().map(|who| who.uid)
+}
+
+/// Of those who have not said all yet, the oldest one first, the oldest of the user who has most: so nobody drives others out by coming again and again.
+fn makes_way(users: &[Option<u32>]) -> Option<usize> {
+    let count = |user: &Option<u32>| users.iter().filter(|other| *other == user).count();
+    let most = users.iter().rev().max_by_key(|user| count(user))?;
+    users.iter().position(|user| user == most)
 }
 
 /// Whoever is silent keeps a seat: another user gets no more of them than it leaves to all others.
@@ -181,6 +191,18 @@ pub fn serve(listener: &UnixListener, disk: Reader, say: &(dyn Fn(&str) + Sync))
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One comes again and again while another one is being greeted.
+    #[test]
+    fn who_comes_again_and_again_drives_out_nobody_else() {
+        let mut greeted = vec![Some(1), Some(2), Some(2), Some(3)];
+        for _ in 0..1000 {
+            let at = makes_way(&greeted).unwrap();
+            assert_eq!(greeted.remove(at), Some(2));
+            greeted.push(Some(2));
+        }
+        assert_eq!((makes_way(&[Some(1), Some(2)]), makes_way(&[])), (Some(0), None));
+    }
 
     /// However many users take all that they get, another one gets a seat.
     #[test]
