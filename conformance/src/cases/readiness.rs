@@ -796,6 +796,46 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/set_by_another_name",
+        "a set goes on by another number when its first one is closed, or names something else",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            for end in [0, 1, 0, 1] {
+                a.sync();
+                ends[end].send(b"x");
+            }
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            for by_close in [true, false] {
+                let first = Set::on(ends[0], IN);
+                let set = Set(sys::dup(first.0).expect("dup"));
+                if by_close {
+                    record("close", sys::close(first.0));
+                    // (It names this one from now on.)
+                    record("reused", sys::pipe().map(|pipe| pipe.0 == first.0));
+                } else {
+                    let (from, _) = sys::pipe().expect("pipe");
+                    record("dup2", sys::dup2(from, first.0).map(|fd| fd == first.0));
+                }
+                set.expect_none();
+                for end in ends {
+                    if end.0 != ends[0].0 {
+                        record("ADD", set.add(end.0, IN, 2));
+                    }
+                    b.sync();
+                    set.expect();
+                    end.recv(4);
+                }
+                record("MOD", set.modify(ends[0].0, IN | ET, 3));
+                record("DEL", set.remove(ends[0].0));
+                record("DEL again", set.remove(ends[0].0));
+                set.expect_none();
+                record("close", sys::close(set.0));
+            }
+        },
+    ),
+    pair(
         "readiness/only_what_is_asked",
         "events that were not asked for are not told, but for errors and hang-ups",
         |a| {
@@ -924,6 +964,39 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     // (A byte by which an end leaves its path is there for the outer set, once, until somebody waits on the inner one.)
+    .steady(),
+    pair(
+        "readiness/nested_by_edges",
+        "who waits for the edges of an inner set is told of what comes, and not of what lies there",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let inner = Set::on(end, IN);
+            let outer = Set::new();
+            outer.add(inner.0, IN | ET, 77).expect("epoll_ctl");
+            outer.expect_none();
+            for came in 1..4 {
+                b.sync();
+                end.until_unread(came);
+                outer.expect();
+                for _ in 0..3 {
+                    outer.expect_none();
+                }
+                inner.expect();
+                outer.expect_none();
+            }
+            end.recv(8);
+            inner.expect_none();
+            outer.expect_none();
+        },
+    )
+    // (A byte by which an end leaves its path is there for the outer set.)
     .steady(),
     pair(
         "readiness/mixed",

@@ -25,12 +25,28 @@ pub(super) const NAMED: u32 = WATCH_MASK - 3;
 /// What a process that shares a set by fork adds to its eventfd, when it has taken what was not for it: look at everything.
 pub(super) const LOOK_AT_ALL: u64 = 1 << 32;
 
+/// How the set's own eventfd is registered. Who waits on the set itself sees it ready as long as it is rung, and a ring as an edge.
+fn bell_event(set: &Set, index: u32) -> epoll_event {
+    let edges = if set.nested.is() && index == SELF { 0 } else { EPOLLET };
+    epoll_event { events: EPOLLIN | edges, u64: mark(index) }
+}
+
+/// It is waited on by others from now on.
+pub(super) fn bell_stays(set: &Set) {
+    let own = set.context.get().max(set.reserved.get());
+    if own != 0 {
+        let event = Some(bell_event(set, SELF));
+        let (epfd, eventfd) = (set.epfd.get() as i32, context::eventfd_of(own));
+        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, eventfd, event);
+    }
+}
+
 /// The set's eventfds are registered in it, or not.
 pub(super) fn register_bells(set: &Set, op: i32) {
     let own = set.context.get().max(set.reserved.get());
     for (context, index) in [(own, SELF), (set.second.get(), SECOND)] {
         if context != 0 {
-            let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
+            let event = bell_event(set, index);
             let eventfd = context::eventfd_of(context);
             let _ = fd::epoll_ctl(set.epfd.get() as i32, op, eventfd, Some(event));
         }
@@ -71,7 +87,7 @@ pub fn renamed(context: u32, old: i32, new: i32) {
         {
             let epfd = set.epfd.get() as i32;
             let index = if by_name { NAMED } else { index };
-            let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
+            let event = bell_event(set, index);
             if fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, old, None).is_ok() {
                 let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, new, Some(event));
             }
@@ -92,7 +108,7 @@ pub(super) fn mark(watch: u32) -> u64 {
 /// Makes the set's context and registers its eventfd. Set lock held.
 pub(super) fn register_context(set: &Set, set_index: u32) -> Option<u32> {
     let context = context::of_set(set_index)?;
-    let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SELF) };
+    let event = bell_event(set, SELF);
     let eventfd = context::eventfd_of(context);
     let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event));
     set.keeper.set(tables()?.process().pid.get());

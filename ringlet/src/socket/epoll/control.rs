@@ -113,6 +113,7 @@ fn add(
     watch.rests.end();
     watch.seen.set(0);
     watch.seen_received.set(0);
+    watch.settled.set(0);
     watch.seen_ends.set(0);
     watch.seen_room.set(socket.end().room_news.get());
     watch.told.set(0);

@@ -70,6 +70,13 @@ fn restored(tables: &Tables, set: &Set, event: epoll_event) -> Option<epoll_even
     Some(epoll_event { events, u64: watch.data.get() })
 }
 
+/// The set's eventfd was rung. (A full counter would not ring again. That of a nested set stays as long as there is something: `settle_nested`.)
+fn heard(tables: &Tables, set: &Set) {
+    if !set.nested.is() || !any_ready(tables, set) {
+        drain(set);
+    }
+}
+
 /// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
 pub(super) fn translate(
     tables: &Tables,
@@ -91,8 +98,7 @@ pub(super) fn translate(
         match event.u64 as u32 & WATCH_MASK {
             SELF | ALL | NAMED if foreign => {}
             NAMED => context::heard_named(set.context.get(), set.hot_count.get()),
-            // A full counter would not ring again.
-            SELF => drain(set),
+            SELF => heard(tables, set),
             ALL => set.all_hot.set(1),
             SECOND => {}
             index => told_of(tables, set, index, event.events),
@@ -137,7 +143,7 @@ fn translate_in_order(
         let foreign = is_foreign(event);
         told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
-            SELF if !foreign => drain(set),
+            SELF if !foreign => heard(tables, set),
             ALL if !foreign => set.all_hot.set(1),
             NAMED if !foreign => context::heard_named(set.context.get(), set.hot_count.get()),
             SELF | SECOND | ALL | NAMED => {}

@@ -44,6 +44,7 @@ pub fn created(fd: i32) {
     for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
         word.set(0);
     }
+    set.settled.set(0);
     set.epfd.set(fd as u32);
     set.names.set(1);
     tables.name_set(fd, index);
@@ -147,11 +148,17 @@ pub fn closes_in(index: u32, gives: impl Fn(&'static Socket) -> bool) {
     }
 }
 
-/// The set's last descriptor of this process is about to be closed.
+/// One of the set's descriptors of this process, which names it no more, is about to be closed. With the last one it goes; else it is known by another.
 pub fn closed(index: u32) {
     let Some(tables) = tables() else { return };
     let set = set::at(index);
     if set.names.add(u32::MAX) != 0 {
+        let names = |fd: &i32| matches!(lookup(*fd), Some(Known::Set(named)) if named == index);
+        if !names(&(set.epfd.get() as i32))
+            && let Some(other) = tables.known_numbers(0, u32::MAX).find(names)
+        {
+            set.epfd.set(other as u32);
+        }
         return;
     }
     for socket in tables.followed() {

@@ -1,13 +1,15 @@
 //! Sets that are themselves waited on, in other sets or by poll.
 
 use super::arm::arm;
-use super::bells::{Armed, disarm, drain, kick};
+use super::bells::{Armed, bell_stays, disarm, drain, kick};
 use super::hot::for_each_hot;
 use super::look::any_ready;
 use super::registration::{heat_those, holds_ours};
 use super::set::{self, EPOLLOUT, Set, Watch, watches};
-use crate::socket::context;
 use crate::socket::table::{Socket, Tables, tables};
+use crate::socket::{context, datagram};
+use core::cell::Cell;
+use ringlet_core::sync::Ordering;
 use ringlet_linux::fd;
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -24,6 +26,7 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
             let eventfd = context::eventfd_of(second);
             let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
         }
+        bell_stays(set);
         settle_nested(tables, set);
     }
 }
@@ -44,17 +47,57 @@ fn stay_armed(tables: &Tables, set: &Set) {
     set.armed.set(arm(tables, set).contexts[0]);
 }
 
-/// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something.
+/// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something. It is rung only for what has come
+/// since, or who waits for edges there would be told of the same again and again.
 pub(super) fn settle_nested(tables: &Tables, set: &Set) {
-    if set.context.is() {
-        drain(set);
-        stay_armed(tables, set);
-        // Doorbell bytes that wait in the kernel would make the set readable.
-        for_each_hot(tables, set, |_, socket| socket.kernel_tells());
-        if any_ready(tables, set) {
-            kick(set);
-        }
+    if !set.context.is() {
+        return;
     }
+    stay_armed(tables, set);
+    // Doorbell bytes that wait in the kernel would make the set readable.
+    for_each_hot(tables, set, |_, socket| socket.kernel_tells());
+    // (Before the look: what comes behind it is news to the next one, and rings.)
+    let arrived = arrivals(tables, set);
+    if !any_ready(tables, set) {
+        drain(set);
+        // What has rung just before is there by now.
+        if !any_ready(tables, set) {
+            return;
+        }
+    } else if set.settled.get() == arrived && is_rung(set) {
+        return;
+    }
+    set.settled.set(arrived);
+    kick(set);
+}
+
+/// Is its eventfd readable? Then its set is, until somebody has found nothing there.
+fn is_rung(set: &Set) -> bool {
+    fd::pending(context::eventfd_of(set.context.get()), libc::POLLIN) != 0
+}
+
+/// A number that grows with whatever makes a connection of the set ready.
+fn arrivals(tables: &Tables, set: &Set) -> u64 {
+    let sum = Cell::new(0u64);
+    for_each_hot(tables, set, |watch, socket| {
+        let come =
+            if socket.has_datagrams() { datagram::arrivals(socket) } else { come(socket, watch) };
+        sum.set(sum.get().wrapping_add(come));
+    });
+    sum.get()
+}
+
+/// Bytes, or the end of them; and room behind a send that found none.
+fn come(socket: &Socket, watch: &Watch) -> u64 {
+    let end = socket.end();
+    let room = u64::from(end.no_space.get());
+    socket.incoming().map_or(room, |ring| {
+        let shut = ring.control().sender.shut.load(Ordering::Relaxed);
+        // (From where the last look has come to.)
+        let position = end.rx.published_after(&ring, watch.settled.get());
+        watch.settled.set(position);
+        room.wrapping_add(u64::from(shut)).wrapping_add(position)
+    })
 }
 
 /// As `settle_nested`, for a poll on the set itself.

@@ -61,6 +61,8 @@ pub struct Set {
     /// It is itself waited on (in another set, or by poll): it stays armed, by this context.
     pub(super) nested: P32,
     pub(super) armed: P32,
+    /// What had come when it was last made ready or not for who waits on it (`nested::arrivals`).
+    pub(super) settled: P64,
     /// Other sets are in it.
     pub(super) holds_sets: P32,
     pub(super) hot_first: P32,
@@ -130,6 +132,8 @@ pub struct Watch {
     pub(super) seen_received: P64,
     pub(super) seen_room: P32,
     pub(super) fresh: P32,
+    /// Up to which record of the ring its set was settled, if that is nested.
+    pub(super) settled: P64,
     /// One-shot, and shot.
     pub(super) disabled: P32,
     /// Removed by the program, but still registered in the kernel's set.

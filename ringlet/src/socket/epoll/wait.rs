@@ -13,7 +13,7 @@ use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, others_of};
 use crate::socket::table::{Stage, Tables, tables};
-use crate::socket::{jumps, kernel_writes, memory, pin, transfer};
+use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
@@ -89,6 +89,8 @@ pub fn wait(
         nothing_found(set);
     }
     let stays_ready = result.is_ok() && set.stays_ready.is();
+    // (Who waits on the set itself is told of what comes, and that is what `leave` sees to.)
+    let others_sleep = |set: &Set| others_sleep(set) && !waits_nest_only(set);
     if (result == Ok(out.len()) || stays_ready) && others_sleep(set) {
         // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
         set.stays_ready.set(0);
@@ -99,6 +101,11 @@ pub fn wait(
     }
     leave(tables, set);
     result
+}
+
+/// Does nobody sleep in this set but who waits on it from outside?
+fn waits_nest_only(set: &Set) -> bool {
+    set.armed.is() && context::sleepers(set.armed.get()) <= 1
 }
 
 fn wait_in(
