@@ -64,9 +64,10 @@ pub const LAST_FORK: Place = FORK.then(1);
 pub const AT_IT: Place = LAST_FORK.then(1);
 pub const JUMPS: Place = AT_IT.then(33);
 pub const INTERRUPTED: Place = JUMPS.then(32);
+pub const LOCKS: Place = INTERRUPTED.then(64);
 
 /// A thread's block takes so many bytes.
-pub const BLOCK_BYTES: usize = INTERRUPTED.at + INTERRUPTED.len;
+pub const BLOCK_BYTES: usize = LOCKS.at + LOCKS.len;
 
 global_asm!(
     ".pushsection .tbss.ringlet_thread, \"awT\", @nobits",

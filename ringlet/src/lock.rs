@@ -1,6 +1,13 @@
-//! A lock that a dead owner does not keep.
+//! A lock that a dead owner does not keep, nor a frame that its thread has jumped out of.
+//!
+//! A signal handler may leave a call at any instruction by a long jump, and then nobody frees the lock. So a thread notes where the frame is that has
+//! taken one. Who begins a call and finds that its own thread has the lock is either in a handler, deeper on the stack than that frame; or the
+//! frame has gone.
 
+use crate::local::{self, Local};
 use crate::thread::{self, Fate};
+use core::arch::asm;
+use core::sync::atomic::compiler_fence;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::{fd, sys};
@@ -24,8 +31,69 @@ const STRANGE_SLEEPS: u32 = 1000;
 /// And so many until it is asked whether it has ended, and is only not yet waited for.
 const STRANGE_LOOK_SLEEPS: u32 = 20;
 
+/// Frames that lie further apart than this are taken to be on different stacks, which tell nothing about each other.
+const SAME_STACK_BYTES: u32 = 1 << 13;
+
+/// Which locks the thread has taken last, and where (`note_of`); those of one place push each other out, and then nothing is known.
+const NOTED_COUNT: usize = 64;
+static NOTED: Local<[u64; NOTED_COUNT]> = Local::new(local::LOCKS);
+
+/// The caller's stack pointer; the lower half, which tells frames of one stack apart.
+#[inline(always)]
+fn frame() -> u32 {
+    let here: u64;
+    // SAFETY: reads a register.
+    #[allow(unsafe_code)]
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[allow(unsafe_code)]
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!("mov {}, sp", out(reg) here, options(nomem, nostack, preserves_flags));
+    }
+    here as u32
+}
+
+/// That this lock was taken in this frame.
+#[inline(always)]
+fn note_of(lock: &AtomicU32, frame: u32) -> u64 {
+    (core::ptr::from_ref(lock) as u64) << 32 | u64::from(frame)
+}
+
+#[inline(always)]
+fn is_of(note: u64, lock: &AtomicU32) -> bool {
+    note >> 32 == note_of(lock, 0) >> 32
+}
+
+#[inline(always)]
+fn place_of(lock: &AtomicU32) -> usize {
+    // (Its middle bits, spread by a product: locks lie at the same place in each of many entries.)
+    const SPREADS: u32 = 0x9e37_79b1;
+    let at = (core::ptr::from_ref(lock) as usize >> 2) as u32;
+    (at.wrapping_mul(SPREADS) >> 16) as usize % NOTED_COUNT
+}
+
+#[inline(always)]
+fn note(lock: &AtomicU32, note: u64) -> u64 {
+    let before = NOTED.with_each(|all| all[place_of(lock)].replace(note));
+    // ORDER: for a handler of this thread alone: the note is there when the lock is taken.
+    compiler_fence(Ordering::SeqCst);
+    before
+}
+
 /// Held until dropped, by this owner.
-pub struct Held<'a>(&'a AtomicU32, u32);
+pub struct Held<'a>(&'a AtomicU32, u32, bool);
+
+impl Held<'_> {
+    /// Its owner before left it in the midst of what it did.
+    #[inline(always)]
+    pub fn was_left(&self) -> bool {
+        self.2
+    }
+}
 
 impl Drop for Held<'_> {
     #[inline(always)]
@@ -35,6 +103,15 @@ impl Drop for Held<'_> {
             // ORDER: Release; pairs with the Acquire in `Lock::take`.
             self.0.store(0, Ordering::Release);
         }
+        // ORDER: for a handler of this thread alone: it is free before the note goes.
+        compiler_fence(Ordering::SeqCst);
+        // (Whoever is interrupted before he has taken it finds that nothing is known.)
+        NOTED.with_each(|all| {
+            let place = &all[place_of(self.0)];
+            if is_of(place.get(), self.0) {
+                place.set(0);
+            }
+        });
     }
 }
 
@@ -43,13 +120,41 @@ impl Lock {
     /// it is not known who holds it.
     #[inline(always)]
     pub fn take(&self) -> Option<Held<'_>> {
-        let me = thread::owner_number();
+        self.take_as(false)
+    }
+
+    /// The same for a call that has not taken it before: if its thread holds it in a frame that is not further out, it has left that by a long jump.
+    #[inline(always)]
+    pub fn take_first(&self) -> Option<Held<'_>> {
+        self.take_as(true)
+    }
+
+    #[inline(always)]
+    fn take_as(&self, first: bool) -> Option<Held<'_>> {
+        let (me, here) = (thread::owner_number(), frame());
+        // Before it is taken: no handler sees it held beside an older note.
+        let before = note(&self.0, note_of(&self.0, here));
         // ORDER: Acquire; pairs with the Release in `Held::drop`.
         match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(Held(&self.0, me)),
-            Err(owner) if owner == me => None,
+            Ok(_) => Some(Held(&self.0, me, false)),
+            Err(owner) if owner == me => self.take_from_self(first, before, here),
             Err(_) => self.take_contended(me),
         }
+    }
+
+    #[cold]
+    fn take_from_self(&self, first: bool, before: u64, here: u32) -> Option<Held<'_>> {
+        // The stack grows down.
+        let beyond = here.wrapping_sub(before as u32);
+        if first
+            && is_of(before, &self.0)
+            && beyond < SAME_STACK_BYTES
+            && !sys::is_on_signal_stack()
+        {
+            return Some(Held(&self.0, self.0.load(Ordering::Relaxed), true));
+        }
+        note(&self.0, before);
+        None
     }
 
     /// Does the calling thread hold it?
@@ -60,6 +165,7 @@ impl Lock {
     /// Makes it ours for good.
     pub fn keep(&self) {
         self.0.store(thread::owner_number(), Ordering::Relaxed);
+        note(&self.0, 0);
     }
 
     /// Frees a lock whose owner was left behind in another process by a fork.
@@ -72,19 +178,21 @@ impl Lock {
 
     /// As `take`, but without waiting.
     pub fn try_take(&self) -> Option<Held<'_>> {
-        let me = thread::owner_number();
+        let (me, here) = (thread::owner_number(), frame());
+        let before = note(&self.0, note_of(&self.0, here));
         // ORDER: as in `take`.
-        self.0
-            .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Held(&self.0, me))
+        if self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Some(Held(&self.0, me, false));
+        }
+        note(&self.0, before);
+        None
     }
 
     /// An owner of our own process is waited for as long as it lives. One of another process may be dead while its number names a stranger,
     /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it.
     #[cold]
     fn take_contended(&self, me: u32) -> Option<Held<'_>> {
-        let (mut pause, mut strange) = (SLEEP_MIN_NS, (0, 0));
+        let (mut pause, mut strange, mut left) = (SLEEP_MIN_NS, (0, 0), false);
         for round in 0u32.. {
             // ORDER: as in `take`.
             let Err(owner) = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
@@ -117,15 +225,17 @@ impl Lock {
             if dead
                 && self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
+                left = true;
                 break;
             }
             if strange.1 == STRANGE_SLEEPS {
+                note(&self.0, 0);
                 return None;
             }
             let _ = fd::poll(&mut [], Some(pause), None);
             pause = (pause * 2).min(SLEEP_MAX_NS);
         }
-        Some(Held(&self.0, me))
+        Some(Held(&self.0, me, left))
     }
 }
 
@@ -156,6 +266,36 @@ mod tests {
             assert!(lock.take().is_some());
         });
         assert!(lock.try_take().is_some());
+    }
+
+    /// Work further down the stack than its caller.
+    #[inline(never)]
+    fn deeper<T>(work: impl FnOnce() -> T) -> T {
+        let room = [0u8; 2048];
+        core::hint::black_box(&room);
+        let done = work();
+        core::hint::black_box(&room);
+        done
+    }
+
+    #[test]
+    fn a_lock_of_a_frame_that_was_jumped_out_of_is_taken_over_by_the_next_call() {
+        let lock = Lock::default();
+        // Its drop is skipped.
+        deeper(|| std::mem::forget(lock.take()));
+        assert!(lock.take().is_none(), "not by who may hold it himself");
+        let held = lock.take_first().expect("its frame has gone");
+        assert!(held.was_left());
+        drop(held);
+        assert!(!lock.take_first().unwrap().was_left());
+        // A handler is deeper than the frame that it has interrupted, which goes on.
+        let held = lock.take();
+        assert!(deeper(|| lock.take_first().is_none() && lock.try_take().is_none()));
+        drop(held);
+        assert!(lock.take().is_some());
+        // One that is kept for good, as in a child by fork, is nobody's.
+        lock.keep();
+        assert!(lock.take_first().is_none());
     }
 
     #[test]

@@ -787,6 +787,49 @@ fn an_adapter_that_stands_still_costs_no_connection() {
     }
 }
 
+/// A handler has left a receive, a send and a wait in their midst by a long jump: the next ones go on, and a set has all that is in it.
+#[test]
+fn calls_that_were_left_by_a_jump_stop_none() {
+    #[inline(never)]
+    fn deeper(work: impl FnOnce()) {
+        // (As deep as a call of ours may hold a lock.)
+        let room = [0u8; 6144];
+        std::hint::black_box(&room);
+        work();
+        std::hint::black_box(&room);
+    }
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let side = &pair.sides[1];
+    let epfd = fd::epoll_create().unwrap();
+    let set = side.with(|socket| {
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        epoll::control(set, libc::EPOLL_CTL_ADD, side.fd, socket, Some(event)).unwrap();
+        set
+    });
+    let told = || {
+        let mut out = [fd::epoll_event { events: 0, u64: 0 }; 4];
+        side.with(|_| epoll::wait(set, &mut out, Some(0), None))
+    };
+    assert_eq!(told(), Ok(0));
+    side.with(|socket| {
+        deeper(|| {
+            std::mem::forget(socket.end().receive_lock.take());
+            std::mem::forget(socket.end().send_lock.take());
+            epoll::leave_amid(set);
+        });
+    });
+    assert_eq!(pair.send(0, 5), Ok(5));
+    assert_eq!(told(), Ok(1));
+    assert_eq!(pair.receive(1, 100), Ok(5));
+    assert_eq!(pair.send(1, 3), Ok(3));
+    assert_eq!(told(), Ok(0));
+    side.with(|_| epoll::closed(set));
+    sys::close(epfd);
+    pair.finish();
+}
+
 /// Who has severed itself ends in order by the kernel: the peer, whose adapter lives and has not told of that, takes it for no death, though the ring
 /// holds what was not read.
 #[test]

@@ -67,7 +67,9 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
     loop {
         let roused;
         {
-            let Some(_held) = end.receive_lock.take() else { return Next::Fail(Errno::EINTR) };
+            let Some(_held) = end.receive_lock.take_first() else {
+                return Next::Fail(Errno::EINTR);
+            };
             if chaos::closes_lanes() {
                 mailbox.close_all(all);
             }
@@ -252,7 +254,7 @@ pub fn send(
     let (all, outbox) = outlets::of(socket)?;
     is_paused(socket);
     let due = {
-        let _held = socket.end().send_lock.take()?;
+        let _held = socket.end().send_lock.take_first()?;
         let index = match to {
             Some(to) => outbox.outlet(all, to)?,
             None => match outbox.connected() {

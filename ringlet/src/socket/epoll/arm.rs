@@ -38,7 +38,7 @@ fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
     if beside == set.beside.is() {
         return beside;
     }
-    let Some(held) = set.lock.take() else { return set.beside.is() };
+    let Some(held) = set.take() else { return set.beside.is() };
     let before = set.beside.swap(if beside { context } else { 0 });
     if beside && before == 0 {
         context::arm(context);

@@ -61,7 +61,7 @@ pub(super) fn register_bells(set: &Set, op: i32) {
 /// The context of a set that watches this socket may have its bell by name since just now.
 pub fn bell_was_named(socket: &Socket) {
     let Some(set) = first_set(socket).map(set::at) else { return };
-    if let Some(_held) = set.lock.take() {
+    if let Some(_held) = set.take() {
         register_named(set);
     }
 }
@@ -79,7 +79,7 @@ pub(super) fn register_named(set: &Set) {
 /// A bell of a context of ours has got another number; the old one names it too, so far. KERNEL: a set knows it by both file and number.
 pub fn renamed(context: u32, old: i32, new: i32) {
     for set in set::used() {
-        let Some(_held) = set.lock.take() else { continue };
+        let Some(_held) = set.take() else { continue };
         let own = set.context.get().max(set.reserved.get());
         let by_name = context::named_of(context) == new;
         for (_, index) in

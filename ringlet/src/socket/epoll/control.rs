@@ -45,7 +45,7 @@ pub fn control(
         return done;
     }
     // Until it is adopted, and then it stays so: what is registered here and in the kernel changes together.
-    let _registering = socket.registering.take();
+    let _registering = socket.registering.take_first();
     if let Some(done) = ours() {
         return done;
     }
@@ -82,7 +82,7 @@ fn register(
     done: impl FnOnce(),
 ) -> Sys<()> {
     let one_shot = event.events & EPOLLONESHOT != 0;
-    let _held = (one_shot || watch.marked.is()).then(|| set.lock.take());
+    let _held = (one_shot || watch.marked.is()).then(|| set.take());
     let marked = one_shot && !socket.is_kernels_for_good() && !set.given.is() && !is_anothers(set);
     let data = if marked { mark(index) } else { event.u64 };
     fd::epoll_ctl(set.epfd.get() as i32, op, fd, Some(epoll_event { u64: data, ..event }))?;
@@ -156,7 +156,7 @@ fn control_adopted(
     let asked = watch.events.get();
     let mut heard = asked;
     {
-        let held = set.lock.take();
+        let held = set.take_first();
         let dormant = watch.dormant.is();
         if dormant || watch.disabled.is() {
             heard = 0;
@@ -220,7 +220,7 @@ fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool 
         return false;
     }
     // (In a handler that interrupted its holder: whoever sleeps looks.)
-    let Some(_held) = set.lock.take() else { return true };
+    let Some(_held) = set.take() else { return true };
     if !is_of(watch, set) {
         return false;
     }

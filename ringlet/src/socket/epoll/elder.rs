@@ -57,7 +57,7 @@ pub(super) fn pass_on(tables: &Tables, set: &Set, taken: u64, mask: Option<u64>)
 #[cold]
 fn wake_by_mark(tables: &Tables, set: &Set, taken: u64) {
     let of = taken as u32 & !WATCH_MASK | ALL;
-    let Some(_held) = set.lock.take() else { return };
+    let Some(_held) = set.take() else { return };
     if !set.waker.is() {
         let Ok(eventfd) = fd::eventfd() else { return };
         tables.hide(eventfd);

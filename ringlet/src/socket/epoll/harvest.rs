@@ -96,7 +96,7 @@ pub(super) fn harvest_turn_at(
     first: &mut [(u64, u32); IN_ORDER_MOST],
     now: u64,
 ) -> usize {
-    let Some(_held) = set.lock.take() else {
+    let Some(_held) = set.take_first() else {
         set.since_all.set(ALL_AFTER_WAITS);
         return 0;
     };
@@ -203,7 +203,7 @@ pub(super) fn nothing_found(set: &Set) {
 
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
 pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
-    let Some(_held) = set.lock.take() else { return 0 };
+    let Some(_held) = set.take_first() else { return 0 };
     if set.all_hot.is() {
         heat_set(tables, set);
     }

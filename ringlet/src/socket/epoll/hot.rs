@@ -33,6 +33,12 @@ pub(super) fn heat(set: &Set, watch: &Watch, held: bool) {
 #[cold]
 pub(super) fn heat_set(tables: &Tables, set: &Set) {
     set.all_hot.set(0);
+    let anew = set.left.swap(0) != 0;
+    if anew {
+        for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
+            word.set(0);
+        }
+    }
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
             if core::ptr::eq(set::at(watch.set.get()), set) {
@@ -51,6 +57,15 @@ pub(super) fn heat_set(tables: &Tables, set: &Set) {
 /// In the kernel's set, in which it was one-shot and told.
 fn arm_again(set: &Set, watch: &Watch) {
     let event =
+/// As who jumps out of a change of the list: it is in parts, and locked.
+#[cfg(test)]
+pub fn leave_amid(set: u32) {
+    let set = set::at(set);
+    core::mem::forget(set.take());
+    set.hot_first.set(0);
+    set.hot_last.set(0);
+}
+
         epoll_event { events: watch.events.get(), u64: MARK | u64::from(watch.marked.get()) };
     let (epfd, watched) = (set.epfd.get() as i32, watch.fd.get() as i32);
     let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, Some(event));
@@ -103,7 +118,7 @@ fn unlist(set: &Set, watch: &Watch) {
 }
 
 pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
-    let Some(_held) = set.lock.take() else { return };
+    let Some(_held) = set.take() else { return };
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {

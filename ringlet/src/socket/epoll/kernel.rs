@@ -56,7 +56,7 @@ pub(super) fn restore(tables: &Tables, set: &Set, told: &mut [epoll_event]) -> u
 
 fn restored(tables: &Tables, set: &Set, event: epoll_event) -> Option<epoll_event> {
     let Some(watch) = set::find_watch(event.u64 as u32 & WATCH_MASK) else { return Some(event) };
-    let _held = set.lock.take();
+    let _held = set.take();
     if watch.marked.get() != event.u64 as u32 || !is_of(watch, set) || !is_marked_unmoved(watch) {
         return Some(event);
     }
@@ -113,7 +113,7 @@ pub(super) fn translate(
 
 /// When what the kernel holds for this watch was sent; 0 if that is not known.
 fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
-    let (Some(watch), Some(_held)) = (set::find_watch(index), set.lock.take()) else {
+    let (Some(watch), Some(_held)) = (set::find_watch(index), set.take()) else {
         return 0;
     };
     if !is_of(watch, set) {
@@ -200,7 +200,7 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
 
 fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let Some(watch) = set::find_watch(index) else { return };
-    let held = set.lock.take();
+    let held = set.take();
     if watch.adopted.is() && is_of(watch, set) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
         doorbells::kernel_tells(socket, events);

@@ -3,7 +3,7 @@
 use super::bells::{Armed, disarm, kick, register_bells, register_context};
 use super::elder::{has_elder, is_anothers};
 use super::hot::cool;
-use super::registration::{count_neighbour, is_neighbour, withdraw};
+use super::registration::{self, count_neighbour, is_neighbour, withdraw};
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, watches,
     watches_any,
@@ -38,7 +38,7 @@ pub fn created(fd: i32) {
     for count in [&set.adopted, &set.natives, &set.neighbours] {
         count.store(0, Ordering::Relaxed);
     }
-    for word in [&set.inherited, &set.given, &set.waker, &set.named, &set.taken] {
+    for word in [&set.inherited, &set.given, &set.waker, &set.named, &set.taken, &set.left] {
         word.set(0);
     }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
@@ -88,7 +88,7 @@ fn register_natively(set: &Set, watch: &Watch) {
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
-    let held = set.lock.take();
+    let held = set.take();
     if held.is_some() {
         cool(set, watch);
     }
@@ -190,7 +190,7 @@ pub fn before_fork(socket: &'static Socket) {
             continue;
         }
         let set = set::at(index);
-        let _held = set.lock.take();
+        let _held = set.take();
         if !set.context.is() && !set.reserved.is() && !has_elder(set) {
             set.reserved.set(register_context(set, index).unwrap_or(0));
         }

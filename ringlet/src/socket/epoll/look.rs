@@ -211,7 +211,7 @@ pub(super) fn count_ready(tables: &Tables, set: &Set, most: usize) -> usize {
 }
 
 pub(super) fn any_ready(tables: &Tables, set: &Set) -> bool {
-    let Some(_held) = set.lock.take() else { return true };
+    let Some(_held) = set.take() else { return true };
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {

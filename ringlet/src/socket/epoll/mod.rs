@@ -28,6 +28,8 @@ mod wait;
 pub use bells::{any_of_ours, renamed};
 pub use control::control;
 pub use elder::{elders, inherit};
+#[cfg(test)]
+pub use hot::leave_amid;
 pub use life::{
     after_failed_exec, after_fork, before_exec, before_fork, closed, closes_in, created,
     give_back_inherited, given_away, named, set_of, start,

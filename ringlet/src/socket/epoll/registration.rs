@@ -33,7 +33,7 @@ pub(super) fn withdraw(watch: &Watch) -> bool {
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
-    if let Some(_held) = set.lock.take() {
+    if let Some(_held) = set.take() {
         cool(set, watch);
     }
     !watch.hot.is()
@@ -196,7 +196,7 @@ pub fn adopt(socket: &Socket, _registering: Held<'_>, want: impl Fn(&Socket, boo
 pub(super) fn prepare(set: &Set, set_index: u32) {
     // ORDER: SeqCst; pairs with `wait::begin_native`.
     set.adopted.fetch_add(1, Ordering::SeqCst);
-    let _held = set.lock.take();
+    let _held = set.take();
     if !set.context.is() && !has_elder(set) {
         let context = match set.reserved.swap(0) {
             0 => register_context(set, set_index),
@@ -210,7 +210,7 @@ pub(super) fn prepare(set: &Set, set_index: u32) {
 pub(super) fn take_up(tables: &Tables, set: &Set, watch: &Watch, want: impl Fn(&Socket, bool)) {
     let socket = tables.sockets.at(watch.socket.get() as usize);
     {
-        let held = set.lock.take();
+        let held = set.take();
         watch.fresh.set(1);
         watch.again.set(1);
         watch.adopted.set(1);
@@ -257,7 +257,7 @@ pub(super) fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket) {
         let set = set::at(watch.set.get());
-        let held = set.lock.take();
+        let held = set.take();
         if which(watch) {
             heat(set, watch, held.is_some());
             drop(held);

@@ -1,6 +1,6 @@
 //! The tables of sets and of what is registered in them, as data.
 
-use crate::lock::Lock;
+use crate::lock::{Held, Lock};
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64, Published};
 use crate::socket::release;
@@ -95,6 +95,8 @@ pub struct Set {
     pub(super) written: P32,
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
     pub(super) all_hot: P32,
+    /// Who held the lock has left the list in the midst of a change: it is to be made anew.
+    pub(super) left: P32,
     /// A thread has taken a wake-up while others slept, and may return without another look.
     pub(super) taken: P32,
     /// The context's bell that is rung by name is registered too.
@@ -130,10 +132,10 @@ pub struct Watch {
     /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
     pub(super) seen: Told,
     pub(super) seen_received: P64,
-    pub(super) seen_room: P32,
-    pub(super) fresh: P32,
     /// Up to which record of the ring its set was settled, if that is nested.
     pub(super) settled: P64,
+    pub(super) seen_room: P32,
+    pub(super) fresh: P32,
     /// One-shot, and shot.
     pub(super) disabled: P32,
     /// Removed by the program, but still registered in the kernel's set.
@@ -165,6 +167,27 @@ pub struct Watch {
     pub(super) marked: P32,
     /// It is not on the hot list, and counts on a doorbell.
     pub(super) rests: Rest,
+}
+
+impl Set {
+    #[inline(always)]
+    pub(super) fn take(&self) -> Option<Held<'_>> {
+        self.lock.take().inspect(|held| self.notice(held))
+    }
+
+    /// For a wait, or a call of epoll_ctl, which has not taken it before.
+    #[inline(always)]
+    pub(super) fn take_first(&self) -> Option<Held<'_>> {
+        self.lock.take_first().inspect(|held| self.notice(held))
+    }
+
+    #[inline(always)]
+    fn notice(&self, held: &Held<'_>) {
+        if held.was_left() {
+            self.left.set(1);
+            self.all_hot.set(1);
+        }
+    }
 }
 
 // SAFETY: atomics only; zero is a free entry.

@@ -43,7 +43,7 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
 /// (who asks for all of them goes on where the last one stopped).
 fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let end = socket.end();
-    let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+    let _held = end.receive_lock.take_first().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
     chaos::await_whole(&ring);
     match moving::settle(socket, end, &ring) {
@@ -95,7 +95,7 @@ fn is_readable(socket: &Socket) -> Sys<bool> {
         return count_readable(socket, 1).map(|n| n > 0);
     }
     let end = socket.end();
-    let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+    let _held = end.receive_lock.take_first().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return Ok(true) };
     packets::wait_for_us(socket, end, &ring, &sides::incoming(socket, end, &ring))
 }
@@ -112,7 +112,7 @@ pub fn ring_holds_bytes(socket: &Socket) -> bool {
 /// Bytes sent that the peer has not yet taken (SIOCOUTQ).
 pub fn unsent_bytes(socket: &Socket) -> Sys<usize> {
     let end = socket.end();
-    let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+    let _held = end.send_lock.take_first().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.outgoing() else { return Ok(0) };
     let in_kernel = if end.sending() == Sending::Ring { 0 } else { carrier::untaken(socket)? };
     Ok(end.tx.outstanding_bytes(&ring) + in_kernel)

@@ -50,7 +50,7 @@ pub fn receive_by(
             waiter.get_or_insert_with(|| in_use::Waiter::new(socket));
             receive_nothing(socket)
         } else {
-            let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+            let _held = end.receive_lock.take_first().ok_or(Errno::EINTR)?;
             let mine = waiter.is_some() as u32;
             tap::recorded(socket, end, tap::Direction::of_receive(flags), to, |to, asked| {
                 if asked != 0 {

@@ -41,7 +41,7 @@ pub fn send_by(
     let (mut total, mut told) = (0, false);
     loop {
         let step = {
-            let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+            let _held = end.send_lock.take_first().ok_or(Errno::EINTR)?;
             match control {
                 Some(message) => {
                     tap::recorded(socket, end, tap::Direction::Sent, from, |from, _| {

@@ -29,7 +29,7 @@ pub fn failed(socket: &Socket) {
 /// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
 pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     let end = socket.end();
-    let held = end.send_lock.take().ok_or(Errno::EINTR)?;
+    let held = end.send_lock.take_first().ok_or(Errno::EINTR)?;
     let mut how_now = Some(how);
     if how != libc::SHUT_RD {
         if let Some(ring) = socket.outgoing()

@@ -41,7 +41,7 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
         }
         let mine = waiter.is_some() as u32;
         let step = {
-            let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+            let _held = end.receive_lock.take_first().ok_or(Errno::EINTR)?;
             out_now(socket, end, pipe, most.min(len - total), waits, mine)
         };
         match step {
@@ -134,7 +134,7 @@ pub fn aside(socket: &'static Socket, waits: bool, reason: Reason) -> Sys<Native
     let (mut until, mut waiter) = (None, None);
     loop {
         let step = {
-            let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+            let _held = end.send_lock.take_first().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
             step_aside(socket, end, &ring, reason).map(|()| {
                 if reason == Reason::Urgent {
