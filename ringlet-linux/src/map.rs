@@ -525,6 +525,23 @@ pub fn map_segment(fd: i32, len: usize) -> Sys<Area> {
     Ok(area)
 }
 
+/// Puts one mapping in the place of another one, of the same size: who looks there meets the one or the other, whole pages at a time. If that fails both
+/// stay as they are.
+///
+/// # Safety
+/// What refers to the memory at `place` may find the other there at any time: made of atomics, of which nothing is believed. `fresh` is used no more by
+/// where it was.
+pub unsafe fn put_in_place(fresh: Area, place: Area) -> Sys<()> {
+    if fresh.len() != place.len() {
+        return Err(Errno::EINVAL);
+    }
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    let len = fresh.len();
+    // KERNEL: whoever touches a page meanwhile waits until it is done (the lock of the address space). It refuses before it takes anything away.
+    // SAFETY: two whole mappings of ours; the rest by contract.
+    unsafe { sys!(SYS_mremap, fresh.base(), len, len, how, place.base()) }.map(drop)
+}
+
 /// In a child: private memory in the place of a mapping of its parent's, made of atomics. A handler in which it was forked returns to a frame
 /// that may be about to write there.
 pub fn stand_in(base: usize, len: usize) {

@@ -65,7 +65,7 @@ reasons! {
     Unproven = 42, "unproven", "Nothing here can tell whether who came to the rendezvous holds the far end: /proc can't be read, or shows too little, or (for now) others hold too many file locks.";
     Credentials = 50, "credentials", "A process that shares the connection by fork has changed its user or group.";
     OwnFiles = 51, "own-files", "A thread of the process has a descriptor table of its own, where numbers mean other things.";
-    NoAdapter = 53, "no-adapter", "The adapter that the configuration names (`adapter`) was not found, refused, or died; or the far end does not name the same.";
+    NoAdapter = 53, "no-adapter", "The adapter that the configuration names (`adapter`) was not found, refused, or died; or the far end does not name the same. Or who carried it for the node service has died, or was not there: then it asks again.";
     NoMirror = 54, "no-mirror", "The node service sees no socket of this host whose TCP sequence numbers mirror this one's: the far end is on another host, or something in between ends the connection (a proxy) or rewrites its numbers.";
     NoNote = 55, "no-note", "The node service has not seen how this connection began: it is older than the service, or as many were there already as are remembered.";
     Refused = 56, "refused", "The node service's policy does not let the two ends share memory.";

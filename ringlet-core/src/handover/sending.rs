@@ -234,11 +234,15 @@ pub trait Outgoing {
     /// `begin_bell`. Any thread, no lock.
     fn ring(&self) {
         self.begin_bell();
-        let working = self.words().work();
-        if self.path() == Sending::Ring && self.words().is_taken() {
-            self.put_bell();
+        // (Who gets other memory for its words has left the ring long before, and sees that nobody is in between: so nothing is said in the one, and
+        // taken back in the other.)
+        if self.path() == Sending::Ring {
+            let working = self.words().work();
+            if self.path() == Sending::Ring && self.words().is_taken() {
+                self.put_bell();
+            }
+            drop(working);
         }
-        drop(working);
         self.end_bell();
     }
 

@@ -338,7 +338,9 @@ pub fn part(socket: &Socket) -> bool {
 /// The program wants the number of an end's lifeline, or channel. True if it was one.
 pub fn move_away(fd: i32) -> bool {
     let Some(tables) = tables() else { return false };
-    let words = |socket: &'static Socket| [&socket.lifeline, &socket.channel];
+    let words = |socket: &'static Socket| {
+        [&socket.lifeline, &socket.channel, &socket.next_lifeline, &socket.next_channel]
+    };
     let mut all = tables.followed().flat_map(words);
     all.find(|word| word.get() as i32 == fd).is_some_and(|word| tables.rename(word))
 }

@@ -621,6 +621,20 @@ pub fn keep_line(line: i32) -> Option<u32> {
     keep_as(tables, all, at, used, socket, &address)
 }
 
+/// This bell, which one connection has (`keep_line`), rings who holds the other end of that socket from now on. False: as before.
+pub fn renew_line(bell: u32, line: i32) -> bool {
+    let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
+    let Some(_held) = all.lock[0].take() else { return false };
+    let bell = &all.bells[bell as usize];
+    let Ok(socket) = fd::duplicate_high(line, line) else { return false };
+    tables.hide(socket);
+    let old = bell.eventfd.swap(socket as u32) as i32;
+    // Who still rings by the old number does it before that is closed.
+    await_users(all, &bell.eventfd, old, |_, _, _| {});
+    tables.close_hidden(old);
+    true
+}
+
 /// How we ring `socket`'s peer, as `Sender::attached` says it.
 pub fn rings(socket: &Socket) -> u32 {
     match (socket.bell.get(), CONTEXTS.get()) {

@@ -27,6 +27,11 @@ pub fn notice(socket: &Socket, end: &End) {
             return;
         }
         slot.asked.fetch_and(!ASKED_ON, Ordering::Relaxed);
+        if asked & ASKED_ON != 0 {
+            // Where its carrier has died, another one is looked for at once.
+            socket.again_tries.set(0);
+            socket.again_due_ns.set(0);
+        }
         end.away.set(away);
         if let Some(incoming) = socket.incoming() {
             // ORDER: SeqCst; pairs with the fence of `Wish::want`: a peer that begins to wait for room sees it, or we see its wish.
@@ -82,7 +87,7 @@ pub fn keeps_off(socket: &Socket) -> bool {
 }
 
 /// The time to find the peer begins when it may be looked for.
-fn look_anew(socket: &Socket) {
+pub fn look_anew(socket: &Socket) {
     socket.first_step_ns.set(0);
     socket.calls_before.set(socket.calls.get());
 }

@@ -22,13 +22,14 @@
 //!
 //! Ends in two network namespaces of one host meet on a channel that the node service gives them (`interconnect::node`), which vouches for both.
 
+use super::again::{self, Fresh, Over};
 use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::transfer::wait;
-use super::{budget, carrier, chaos, context, control, memory, moving, rings, view};
+use super::{budget, carrier, chaos, context, control, in_use, memory, moving, rings, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -37,7 +38,9 @@ use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
+use ringlet_core::memory::Area;
 use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::view::ASKED_OFF;
 use ringlet_linux::bell::Address;
 use ringlet_linux::meet::{self as rendezvous, Ends};
 use ringlet_linux::sys::{self, Errno};
@@ -194,6 +197,13 @@ pub fn step_once(socket: &'static Socket) {
             socket.next_step.set(calls + (looking / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
         }
         Step::Soon => socket.next_step.set(calls + 1),
+        // (The node service has no carrier just now, or that has died: there will be another one.)
+        Step::Bar(Reason::NoAdapter) if socket.shown.is() && !socket.end().barred.is() => {
+            begin_again(socket);
+            again::failed(socket, false);
+            socket.next_step.set(calls + 1);
+            view::show(socket, Reason::NoAdapter);
+        }
         Step::Bar(reason) => pin::to_kernel(socket, reason),
         Step::Done | Step::AtOnce => {}
     }
@@ -209,6 +219,76 @@ pub fn step_once(socket: &'static Socket) {
     }
 }
 
+/// An attached connection whose carrier has died: takes the step towards another one, if one is due. Called with no lock held.
+#[cold]
+pub fn step_again(socket: &'static Socket) {
+    let Some(tables) = tables() else { return };
+    if sys::now_ns() < socket.again_due_ns.get() || view::asked(socket) & ASKED_OFF != 0 {
+        return;
+    }
+    let Some(_in_use) = in_use::in_use(socket) else { return };
+    // ORDER: as in `step_once`.
+    if socket.stepping.swap(1, Ordering::Acquire) != 0 {
+        return;
+    }
+    let mut step = Step::AtOnce;
+    while matches!(step, Step::AtOnce) {
+        // As in `step_once`.
+        step = match (pin::keeps_all_on_kernel(), tables.process().gate.try_enter()) {
+            (None, Some(_inside)) => take(tables, socket),
+            _ => Step::Later,
+        };
+    }
+    // (Unless it is done.)
+    if socket.comes_again.is() {
+        match step {
+            Step::Soon | Step::AtOnce => socket.again_due_ns.set(0),
+            Step::Later if socket.meets_anew() => {
+                socket.again_due_ns.set(sys::now_ns() + again::LOOK_NS)
+            }
+            Step::LaterFor(Reason::NoPeer) => {
+                socket.again_due_ns.set(sys::now_ns() + again::LOOK_NS)
+            }
+            Step::Later => again::failed(socket, true),
+            Step::LaterFor(_) | Step::Bar(_) => again::failed(socket, false),
+            Step::Done => {}
+        }
+    }
+    socket.stepping.swap(0, Ordering::SeqCst);
+    pin::settle(socket);
+}
+
+/// The first of them: is nothing left to be done with what the carrier had?
+fn first_again(tables: &'static Tables, socket: &'static Socket) -> Step {
+    match again::is_over_now(socket) {
+        Over::Yes => {}
+        Over::NotYet => return Step::LaterFor(Reason::NoPeer),
+        Over::Never => {
+            again::never(socket);
+            return Step::Done;
+        }
+    }
+    if !tables.holders.is_alone(&socket.end().holders) {
+        view::show(socket, Reason::Shared);
+        return Step::LaterFor(Reason::Shared);
+    }
+    view::show(socket, Reason::NoAdapter);
+    if !may_visit(tables, socket) || carrier::unserved_option(socket).is_some() {
+        return Step::Later;
+    }
+    match place(tables) {
+        Some(place) => visit(tables, socket, place),
+        None => Step::Later,
+    }
+}
+
+/// (An attached one is shown as it is.)
+fn show(socket: &Socket, reason: Reason) {
+    if socket.stage() != Stage::Attached {
+        view::show(socket, reason);
+    }
+}
+
 fn overdue(socket: &Socket, calls: u32) -> bool {
     let now = sys::now_ns();
     if socket.first_step_ns.get() == 0 {
@@ -219,7 +299,8 @@ fn overdue(socket: &Socket, calls: u32) -> bool {
 }
 
 fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
-    match socket.stage() {
+    match socket.meeting_stage() {
+        Stage::Kernel if socket.stage() == Stage::Attached => first_again(tables, socket),
         Stage::Kernel => first(tables, socket),
         Stage::Offered => take_call(tables, socket),
         Stage::Called => take_hello(tables, socket),
@@ -234,7 +315,8 @@ fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
 /// The program wants the number of a rendezvous: it is given up, and begun again later. True if it was one.
 pub fn give_up_number(fd: i32) -> bool {
     let waits = |socket: &&'static Socket| {
-        socket.meeting.get() as i32 == fd && socket.stage() != Stage::Attached
+        socket.meeting.get() as i32 == fd
+            && (socket.stage() != Stage::Attached || socket.meets_anew())
     };
     let Some(socket) = tables().and_then(|tables| tables.followed().find(waits)) else {
         return false;
@@ -243,7 +325,7 @@ pub fn give_up_number(fd: i32) -> bool {
     if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
         return false;
     }
-    again(socket);
+    begin_again(socket);
     socket.next_step.set(socket.calls.get() + LATER_MAX_CALLS);
     socket.stepping.swap(0, Ordering::SeqCst);
     pin::settle(socket);
@@ -328,6 +410,14 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     if life::may_be_watched_by_a_strange_set(tables, socket) {
         return Step::Bar(Reason::OwnEpoll);
+    }
+    // After a meeting for which no carrier was there. (That is no time in which nobody comes.)
+    if socket.again_due_ns.get() != 0 {
+        control::look_anew(socket);
+        if sys::now_ns() < socket.again_due_ns.get() {
+            return Step::Soon;
+        }
+        socket.again_due_ns.set(0);
     }
     // What was shared and is so no more may still be mapped by those who shared it.
     if !tables.holders.is_alone(&end.holders) || !tables.rehome(socket) {
@@ -420,7 +510,7 @@ fn visit(tables: &'static Tables, socket: &'static Socket, place: &Place) -> Ste
         Ok(Some(meeting)) => {
             go(tables, place, socket, meeting);
             socket.advance(Stage::Visiting);
-            view::show(socket, Reason::NoPeer);
+            show(socket, Reason::NoPeer);
             Step::Soon
         }
         Ok(None) => Step::Bar(Reason::NotLocal),
@@ -436,8 +526,8 @@ fn hear_node(socket: &Socket, meeting: i32) -> Result<(node::Message, rendezvous
     let taken = match rendezvous::take(meeting, &mut bytes) {
         Err(Errno::EAGAIN) => return Err(Step::Later),
         Err(error) if !is_gone(error) => return Err(Step::Bar(Reason::from(error))),
-        Err(_) => return Err(again(socket)),
-        Ok(taken) if taken.caller.is_none() => return Err(again(socket)),
+        Err(_) => return Err(begin_again(socket)),
+        Ok(taken) if taken.caller.is_none() => return Err(begin_again(socket)),
         Ok(taken) if taken.fds.truncated => return Err(Step::Bar(Reason::NoDescriptor)),
         Ok(taken) => taken,
     };
@@ -458,7 +548,7 @@ fn take_welcome(socket: &'static Socket) -> Step {
     }
     let meeting = socket.meeting.get() as i32;
     if meeting == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
     match hear_node(socket, meeting) {
         Ok((message, _)) if message.kind == node::GREETING => {}
@@ -473,7 +563,7 @@ fn take_welcome(socket: &'static Socket) -> Step {
             socket.advance(Stage::Introducing);
             Step::Soon
         }
-        Err(error) if is_gone(error) => again(socket),
+        Err(error) if is_gone(error) => begin_again(socket),
         Err(error) => Step::Bar(Reason::from(error)),
     }
 }
@@ -482,7 +572,7 @@ fn take_welcome(socket: &'static Socket) -> Step {
 fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
     let meeting = socket.meeting.get() as i32;
     if meeting == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
     let (met, mut fds) = match hear_node(socket, meeting) {
         Ok((message, fds)) if message.kind == node::MET => (message, fds),
@@ -494,6 +584,11 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
     let [new, lifeline, channel] =
         [(0, true), (1, carried), (2, far)].map(|(at, is)| Given::take(&mut fds, at, is));
     meeting::abandon(socket);
+    let again = socket.stage() == Stage::Attached;
+    // (By a policy that has changed they may share memory now: of a connection that was carried that is not made use of.)
+    if again && (carried, far) != (true, socket.is_far()) {
+        return Step::Bar(Reason::NoAdapter);
+    }
     if new.missing || lifeline.missing || channel.missing || far && !carried {
         return Step::Bar(Reason::BadPeer);
     }
@@ -509,8 +604,9 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
     };
     let new = new.hidden();
     socket.meeting.set(new);
-    socket.lifeline.set(lifeline.map_or(0, Given::hidden));
-    socket.channel.set(channel.hidden());
+    let [kept_lifeline, kept_channel] = socket.given();
+    kept_lifeline.set(lifeline.map_or(0, Given::hidden));
+    kept_channel.set(channel.hidden());
     socket.introduced.set(met.flags | node::INTRODUCED);
     socket.stranger.set(met.stranger);
     if socket.side.get() == 1 {
@@ -670,14 +766,14 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     let meeting = socket.meeting.get() as i32;
     if meeting == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
     let peer = match listen(tables, socket, meeting, GREETING) {
         Ok((_greeting, peer)) => peer,
         Err(step) => return step,
     };
-    if let Err(reason) = carrier::countable(socket) {
-        return Step::Bar(reason);
+    if let Err(step) = is_countable(socket) {
+        return step;
     }
     rendezvous::skip(meeting);
     // (One that is carried gets memory from nobody but who carries.)
@@ -699,12 +795,22 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     };
     match said {
         Ok(()) => {}
-        Err(error) if is_gone(error) => return again(socket),
+        Err(error) if is_gone(error) => return begin_again(socket),
         Err(error) => return Step::Bar(Reason::from(error)),
     }
     socket.advance(Stage::Greeted);
-    view::show(socket, Reason::Young);
+    show(socket, Reason::Young);
     Step::Soon
+}
+
+/// (Of one that is attached nobody else writes meanwhile who would not be counted.)
+fn is_countable(socket: &Socket) -> Result<(), Step> {
+    let attached = socket.stage() == Stage::Attached;
+    let _held = match socket.end().send_lock.try_take() {
+        None if attached => return Err(Step::Soon),
+        held => held.filter(|_| attached),
+    };
+    carrier::countable(socket).map_err(Step::Bar)
 }
 
 /// The first message of the other side, which stays in the queue, if it owns the far end; else the step to take.
@@ -719,8 +825,8 @@ fn listen(
         // It speaks at its own next call.
         Err(Errno::EAGAIN) => return Err(Step::Soon),
         Err(error) if !is_gone(error) => return Err(Step::Bar(Reason::from(error))),
-        Err(_) => return Err(again(socket)),
-        Ok(heard) if heard.caller.is_none() => return Err(again(socket)),
+        Err(_) => return Err(begin_again(socket)),
+        Ok(heard) if heard.caller.is_none() => return Err(begin_again(socket)),
         Ok(heard) => heard,
     };
     let message = match Message::read(&bytes[..heard.len]) {
@@ -835,7 +941,7 @@ fn check(
 fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
     let offer = socket.meeting.get() as i32;
     if offer == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
     match rendezvous::accept(offer) {
         Ok(meeting) => {
@@ -873,29 +979,32 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
     let greeting = Message { kind: GREETING, fd: socket.fd(), ..Message::default() };
     match rendezvous::send(meeting, greeting.frame().as_bytes(), &[]) {
         Ok(()) => Step::Soon,
-        Err(error) if is_gone(error) => again(socket),
+        Err(error) if is_gone(error) => begin_again(socket),
         Err(error) => Step::Bar(Reason::from(error)),
     }
 }
 
 /// Begins again: whoever was at the rendezvous has gone.
-fn again(socket: &Socket) -> Step {
+fn begin_again(socket: &Socket) -> Step {
     meeting::abandon(socket);
-    socket.introduced.set(0);
+    if socket.stage() != Stage::Attached {
+        socket.introduced.set(0);
+    }
     socket.advance(Stage::Kernel);
     Step::Later
 }
 
 /// The accepting side: who is it, and what does it say?
 fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.count() != 1 || !tables.rehome(socket) {
+    let again = socket.stage() == Stage::Attached;
+    if socket.end().holders.count() != 1 || !again && !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
     if meeting == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
-    let Some(registrations) = registration::hold_registrations(socket) else {
+    let Some(registrations) = hold_registrations(socket) else {
         return one_shot(socket);
     };
     let (hello, peer) = match listen(tables, socket, meeting, HELLO) {
@@ -908,8 +1017,8 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(taken) => taken.fds,
         Err(error) => return Step::Bar(Reason::from(error)),
     };
-    if let Err(reason) = carrier::countable(socket) {
-        return Step::Bar(reason);
+    if let Err(step) = is_countable(socket) {
+        return step;
     }
     let Some(geometry) = Geometry::new(hello.ring_bytes.min(tables.config.ring_bytes) as usize)
     else {
@@ -918,6 +1027,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     let adapter = adapter_of(tables, socket);
     let said = match Interconnect::agreed(adapter, hello.adapter) {
         None => return Step::Bar(Reason::NoAdapter),
+        Some(Interconnect::Local) if again => return Step::Bar(Reason::NoAdapter),
         Some(Interconnect::Local) => {
             let segment = match make_segment(tables, socket, geometry) {
                 Ok(segment) => segment,
@@ -925,7 +1035,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
             };
             keep_bell(socket, &hello, &mut fds, 0, peer);
             // Attached before the answer is out: the peer may use the ring the moment that it has it.
-            attach(socket, registrations);
+            attach_or_go_on(socket, registrations);
             let said = say(socket, meeting, peer, geometry, Some(segment));
             sys::close(segment);
             said
@@ -938,12 +1048,15 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
                 Err(reason) => return Step::Bar(reason),
             };
             meeting::keep(socket);
-            attach(socket, registrations);
+            attach_or_go_on(socket, registrations);
             say_mirrored(socket, meeting, ANSWER, ring_bytes, adapter, ticket)
         }
     };
     meeting::leave(socket);
-    if let Err(error) = said {
+    // (Of one that is carried again who carries finds that the other end has gone, and lets go of it: then it comes again.)
+    if let Err(error) = said
+        && !again
+    {
         // It will never be attached.
         let reason = if is_gone(error) { Reason::NoPeer } else { Reason::from(error) };
         super::keep_on_kernel(socket, reason);
@@ -1005,14 +1118,15 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
 
 /// The connecting side: is the answer there, and sound?
 fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.count() != 1 || !tables.rehome(socket) {
+    let again = socket.stage() == Stage::Attached;
+    if socket.end().holders.count() != 1 || !again && !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
     if meeting == 0 {
-        return again(socket);
+        return begin_again(socket);
     }
-    let Some(registrations) = registration::hold_registrations(socket) else {
+    let Some(registrations) = hold_registrations(socket) else {
         return one_shot(socket);
     };
     // It has proven itself by its greeting.
@@ -1021,8 +1135,8 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         // It has come this far: the answer is due at the peer's next call.
         Err(Errno::EAGAIN) => return Step::Soon,
         Err(error) if !is_gone(error) => return Step::Bar(Reason::from(error)),
-        Err(_) => return again(socket),
-        Ok(taken) if taken.caller.is_none() => return again(socket),
+        Err(_) => return begin_again(socket),
+        Ok(taken) if taken.caller.is_none() => return begin_again(socket),
         Ok(taken) => taken,
     };
     let answer = match Message::read(&bytes[..taken.len]) {
@@ -1042,6 +1156,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     match Interconnect::agreed(adapter_of(tables, socket), answer.adapter) {
         None => return Step::Bar(Reason::NoAdapter),
+        Some(Interconnect::Local) if again => return Step::Bar(Reason::NoAdapter),
         Some(Interconnect::Local) => {}
         Some(Interconnect::Mirrored) => {
             let (ring_bytes, ticket) = (answer.ring_bytes, answer.ticket);
@@ -1052,7 +1167,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
             }
             meeting::keep(socket);
             meeting::leave(socket);
-            attach(socket, registrations);
+            attach_or_go_on(socket, registrations);
             return Step::Done;
         }
     }
@@ -1066,7 +1181,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     keep_bell(socket, &answer, &mut fds, 1, peer);
     meeting::abandon(socket);
-    attach(socket, registrations);
+    attach_or_go_on(socket, registrations);
     Step::Done
 }
 
@@ -1093,7 +1208,8 @@ fn join(
     let home = home_of(socket);
     let (linked, home) = match socket.is_carried() {
         true => {
-            let lifeline = socket.lifeline.swap(0) as i32;
+            let [lifeline, _] = socket.given();
+            let lifeline = lifeline.swap(0) as i32;
             // (Hidden again below.)
             tables.clear(lifeline);
             let rope = home.and_then(context::rope);
@@ -1109,15 +1225,26 @@ fn join(
         }
     };
     let mapped = match linked.ring_bytes <= request.ring_bytes {
-        true => map_segment(tables, socket, linked.segment, linked.ring_bytes),
+        true => map_checked(tables, linked.segment, linked.ring_bytes),
         false => Err(Reason::NoAdapter),
     };
     sys::close(linked.segment);
-    if let Err(reason) = mapped {
-        context::release(linked.bell);
-        sys::close(linked.lifeline);
-        return Err(reason);
+    let (area, geometry) = match mapped {
+        Ok(mapped) => mapped,
+        Err(reason) => {
+            context::release(linked.bell);
+            sys::close(linked.lifeline);
+            return Err(reason);
+        }
+    };
+    if socket.stage() == Stage::Attached {
+        let joined = (linked.ticket, linked.ring_bytes);
+        let fresh = Fresh { area, geometry, linked, home: home.unwrap_or(0) };
+        again::change(tables, socket, fresh)?;
+        bells::bell_was_named(socket);
+        return Ok(joined);
     }
+    socket.set_segment(area, geometry);
     socket.bell.set(linked.bell);
     socket.home.set(home.unwrap_or(0));
     if socket.is_carried() {
@@ -1137,6 +1264,13 @@ fn map_segment(
     segment: i32,
     ring_bytes: u64,
 ) -> Result<(), Reason> {
+    let (area, geometry) = map_checked(tables, segment, ring_bytes)?;
+    socket.set_segment(area, geometry);
+    Ok(())
+}
+
+/// Somewhere.
+fn map_checked(tables: &Tables, segment: i32, ring_bytes: u64) -> Result<(Area, Geometry), Reason> {
     let limit = tables.config.ring_bytes;
     let geometry = Geometry::new(ring_bytes.min(limit) as usize)
         .filter(|geometry| geometry.ring_bytes as u64 == ring_bytes)
@@ -1162,8 +1296,7 @@ fn map_segment(
         };
         return Err(Reason::BadPeer);
     }
-    socket.set_segment(area, geometry);
-    Ok(())
+    Ok((area, geometry))
 }
 
 /// A set may have told of it just now, once: at the next call that comes behind it.
@@ -1171,6 +1304,21 @@ fn map_segment(
 fn one_shot(socket: &Socket) -> Step {
     view::show(socket, Reason::OneShot);
     Step::LaterFor(Reason::OneShot)
+}
+
+/// Its registrations stay as they are while that is held; those of one that is attached do in any case.
+fn hold_registrations(socket: &Socket) -> Option<Option<Held<'_>>> {
+    match socket.stage() {
+        Stage::Attached => Some(None),
+        _ => registration::hold_registrations(socket).map(Some),
+    }
+}
+
+/// (What is attached has changed its segment already, `join`.)
+fn attach_or_go_on(socket: &'static Socket, registrations: Option<Held<'_>>) {
+    if let Some(registrations) = registrations {
+        attach(socket, registrations);
+    }
 }
 
 /// From now on every call on the socket goes through `transfer`.

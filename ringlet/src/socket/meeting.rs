@@ -1,26 +1,37 @@
 //! The descriptor that a socket holds at the rendezvous.
 
 use super::table::{Socket, tables};
+use crate::plain::P32;
 use ringlet_linux::meet as rendezvous;
 use ringlet_linux::{proof, sys, tcp};
 
 /// Gives up what a socket has begun at the rendezvous.
 pub fn abandon(socket: &Socket) {
+    let given = given(socket);
     let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
         proof::take_back(socket.fd(), meeting);
         part(meeting);
+        let [lifeline, channel] = given;
         // KERNEL: with words unread, a close alone is a reset there.
-        if socket.channel.is() {
-            let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_WR);
+        if channel.is() {
+            let _ = tcp::shut_down(channel.get() as i32, libc::SHUT_WR);
         }
         // Who would have carried is not to wait for us.
-        for word in [&socket.lifeline, &socket.channel] {
+        for word in [lifeline, channel] {
             match word.swap(0) as i32 {
                 0 => {}
                 fd => part(fd),
             }
         }
+    }
+}
+
+/// What the node service has given it at this meeting. (It may be closing.)
+fn given(socket: &Socket) -> [&P32; 2] {
+    match socket.meet_no_more_anew() {
+        true => [&socket.next_lifeline, &socket.next_channel],
+        false => socket.given(),
     }
 }
 
@@ -35,21 +46,26 @@ pub fn leave(socket: &Socket) {
 
 /// It stays, as the ends' channel (`orphan`), if they have no other. Nothing but words is sent there.
 pub fn keep(socket: &Socket) {
-    if socket.channel.is() {
-        return;
+    if !socket.channel.is() {
+        socket.channel.set(kept(socket));
     }
+}
+
+/// Its number: it is at the rendezvous no more.
+pub fn kept(socket: &Socket) -> u32 {
     let meeting = socket.meeting.swap(0) as i32;
     proof::take_back(socket.fd(), meeting);
     rendezvous::admit_descriptors(meeting, false);
-    socket.channel.set(meeting as u32);
+    meeting as u32
 }
 
 /// In a child by fork: it is the parent's.
 pub fn forget(socket: &Socket) {
+    let given = given(socket);
     let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
         close_ours(meeting);
-        for word in [&socket.lifeline, &socket.channel] {
+        for word in given {
             match word.swap(0) as i32 {
                 0 => {}
                 fd => close_ours(fd),

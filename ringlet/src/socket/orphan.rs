@@ -82,6 +82,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
     }
     end.mirrored.set(NEEDS_NO_ADAPTER);
     end.barred.set(Reason::NoAdapter as u32);
+    socket.lost_its_carrier();
     carrier::tune(socket, end);
     sending_changed(socket);
     view::count_return(socket, Reason::NoAdapter);

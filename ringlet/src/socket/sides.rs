@@ -515,6 +515,10 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
 /// If the adapter has died, our direction goes back. Any lock may be held; under the send lock it is for its holder.
 pub fn go_back_if_orphan(socket: &Socket) {
     let end = socket.end();
+    if end.mirrored.get() == mirrored::NEEDS_NO_ADAPTER {
+        // (Another process of the family may have gone back.)
+        return socket.lost_its_carrier();
+    }
     if channel::is_orphan(socket)
         && let Some(ring) = socket.outgoing()
         && let Some(_held) = end.send_lock.try_take()

@@ -6,15 +6,18 @@
 
 #![allow(unsafe_code)]
 
+use super::again::{self, Fresh, Over};
 use super::meet::attach_with;
+use super::memory as socket_memory;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
-use super::{carrier, doorbells, epoll, keep_on_kernel, patience, process, release};
+use super::{budget, carrier, doorbells, epoll, keep_on_kernel, patience, process, release};
 use crate::config::Config;
-use crate::interconnect::{mirrored, node};
+use crate::interconnect::mirrored::{self, Linked};
+use crate::interconnect::node;
 use crate::reasons::Reason;
 use crate::worlds;
-use ringlet_core::layout::{Control, NOT_SHUT};
+use ringlet_core::layout::{Control, Geometry, NOT_SHUT};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::mirror::Answers;
 use ringlet_core::sync::Ordering;
@@ -698,6 +701,107 @@ fn mirrored_pair() -> (Rc<Pair>, [i32; 2]) {
         });
     }
     (pair, lifelines.map(|line| line[1]))
+}
+
+/// Both ends have gone back to the kernel, and each gets a segment of another carrier, of no delay, in the place of the old one.
+#[test]
+fn what_was_carried_is_carried_again() {
+    let (pair, adapter) = mirrored_pair();
+    for side in &pair.sides {
+        side.with(|socket| socket.introduced.set(node::INTRODUCED | node::CARRIED));
+    }
+    // (Some stands unread in the ring, and some was received.)
+    for (side, sends, takes) in [(0, 300, 100), (1, 50, 50)] {
+        assert_eq!(pair.send(side, sends), Ok(sends as usize));
+        assert_eq!(pair.receive(1 - side, takes), Ok(takes));
+    }
+    let over = |side: &Side| side.with(again::is_over_now);
+    assert!(pair.sides.iter().all(|side| over(side) != Over::Yes), "it lives");
+    adapter.into_iter().for_each(sys::close);
+    let until = sys::now_ns() + PATIENCE_NS;
+    while !pair.sides.iter().all(|side| over(side) == Over::Yes) {
+        assert!(sys::now_ns() < until, "they are not done with it");
+        for side in [0, 1] {
+            pair.look(side);
+            let _ = pair.receive(side, 7);
+        }
+    }
+    assert!(pair.sides.iter().all(|side| side.with(|socket| socket.comes_again.is())));
+    let bytes = 64 << 10;
+    let geometry = Geometry::new(bytes).unwrap();
+    let memory = map::sealed_memfd(c"anew", geometry.segment_bytes(), libc::F_SEAL_SEAL).unwrap();
+    let channel = meet::pair().unwrap();
+    let lifelines = [0; 2].map(|_| meet::pair().unwrap());
+    let change = |at: usize| {
+        let area = map::map_segment(memory, geometry.segment_bytes()).unwrap();
+        socket_memory::hold_first(area, geometry).unwrap();
+        let (lifeline, ring_bytes) =
+            (fd::duplicate_high(lifelines[at][0], 0).unwrap(), bytes as u64);
+        let linked =
+            Linked { lifeline, segment: -1, ring_bytes, ticket: [0; 2], bell: 0, adapter: 1 };
+        pair.sides[at].with(|socket| {
+            let tables = tables().unwrap();
+            budget::reserve(tables, geometry.segment_bytes()).unwrap();
+            socket.meeting.set(fd::duplicate_high(channel[at], 0).unwrap() as u32);
+            let before = socket.segment().unwrap().0.base();
+            let changed = again::change(tables, socket, Fresh { area, geometry, linked, home: 0 });
+            assert_eq!(socket.segment().unwrap().0.base(), before, "it lies elsewhere");
+            if changed.is_ok() {
+                assert_eq!((socket.end().barred.get(), socket.epoch.get()), (0, 1));
+                assert!(!socket.comes_again.is() && !socket.meets_anew());
+                // (Nobody answers as a carrier does: what follows is about rings that the two share.)
+                socket.end().mirrored.set(0);
+            }
+            changed
+        })
+    };
+    // Not while a thread may be in between a word that it changes and takes back.
+    let ringers = |count| {
+        pair.sides[0].with(|socket| socket.end().ringers.store(count, Ordering::SeqCst));
+    };
+    ringers(1);
+    assert!(change(0).is_err());
+    ringers(0);
+    // The one that has changed is no worse than before beside one that has not.
+    assert_eq!(change(0), Ok(()));
+    for (from, to) in [(0, 1), (1, 0)] {
+        assert_eq!(pair.send(from, 20), Ok(20));
+        assert!(pair.sides[to].would_wake());
+        assert_eq!(pair.receive(to, 20), Ok(20));
+        assert!(!pair.sides[from].is_in_ring());
+    }
+    assert_eq!(change(1), Ok(()));
+    // Who slept in the kernel while it was changed hears of what comes by the ring.
+    assert!(pair.falls_asleep(0));
+    pair.enter_ring();
+    for round in 0..2000 {
+        for side in [0, 1] {
+            let _ = pair.send(side, 1 + round % 3000);
+            pair.sleepers_were_woken();
+            let _ = pair.receive(1 - side, 5000);
+        }
+    }
+    assert!(pair.sides.iter().all(Side::is_in_ring));
+    pair.finish();
+    channel.into_iter().chain(lifelines.into_iter().flatten()).for_each(sys::close);
+    sys::close(memory);
+}
+
+/// What is the kernel's for good does not come again.
+#[test]
+fn what_has_ended_or_is_barred_is_not_carried_again() {
+    for why in 0..3 {
+        let (pair, adapter) = mirrored_pair();
+        adapter.into_iter().for_each(sys::close);
+        pair.look(0);
+        pair.sides[0].with(|socket| assert_ne!(again::is_over_now(socket), Over::Never));
+        match why {
+            0 => pair.shut(0),
+            1 => pair.leave(0, Reason::Exec),
+            _ => pair.sides[0].with(|socket| socket.end().given.set(1)),
+        }
+        pair.sides[0].with(|socket| assert_eq!(again::is_over_now(socket), Over::Never, "{why}"));
+    }
 }
 
 /// Nor for a look whether the adapter lives.

@@ -149,6 +149,16 @@ pub struct Socket {
     pub lifeline: P32,
     /// And where we have met the peer, which stays (`orphan`).
     pub channel: P32,
+    /// Its carrier has died, and it may be carried again (`again`); the stage of the meeting for that (`Stage`, 0 while there is none), when its next step
+    /// is due, how often one came to nothing, and what the node service has given us for it.
+    pub comes_again: P32,
+    anew: AtomicU32,
+    pub again_due_ns: P64,
+    pub again_tries: P32,
+    pub next_lifeline: P32,
+    pub next_channel: P32,
+    /// Counts the segments that it had. What a watch has seen is of one of them.
+    pub epoch: P32,
     /// One thread at a time takes the steps.
     pub stepping: AtomicU32,
     /// Our context that the peer can ring (`context`), and the peer's that we can.
@@ -344,6 +354,36 @@ impl End {
         };
         for (to, from) in to.iter().zip(from) {
             to.set(from.get());
+        }
+    }
+
+    /// What it knows of a segment begins anew, with another one: both directions are in the kernel, and nobody counts on anything else. Both locks held.
+    pub fn begin_anew(&self) {
+        self.receiver.reset();
+        self.rx.reset();
+        self.tx.reset();
+        self.sender.reset();
+        for word in [
+            &self.bells_only,
+            &self.bell_lost,
+            &self.refused_starts,
+            &self.severed,
+            &self.unanswered,
+            &self.worded,
+            &self.gap_due,
+            &self.away,
+        ] {
+            word.set(0);
+        }
+        for word in [
+            &self.heeded,
+            &self.whole,
+            &self.resent_at,
+            &self.resent_behind,
+            &self.full_at,
+            &self.idle_at,
+        ] {
+            word.set(0);
         }
     }
 
@@ -851,12 +891,19 @@ impl Socket {
             &self.stranger,
             &self.lifeline,
             &self.channel,
+            &self.comes_again,
+            &self.again_tries,
+            &self.next_lifeline,
+            &self.next_channel,
+            &self.epoch,
             &self.home,
             &self.bell,
             &self.twin,
         ] {
             word.set(0);
         }
+        self.anew.store(0, Ordering::Relaxed);
+        self.again_due_ns.set(0);
         self.watches.store(0, Ordering::Relaxed);
         self.calls_before.set(0);
         self.waited_for.set(0);
@@ -913,7 +960,51 @@ impl Socket {
     /// The next stage on the way to the ring; not of a socket that was closed meanwhile.
     pub fn advance(&self, to: Stage) -> bool {
         let from = self.stage();
+        if from == Stage::Attached {
+            // (Only who takes the steps writes it.)
+            self.anew.store(if to == Stage::Kernel { 0 } else { to as u32 }, Ordering::Relaxed);
+            return true;
+        }
         from.may_move() && self.change_stage(from, to)
+    }
+
+    /// How far it has come on its way to a segment; of one that is attached, to another one (`again`).
+    pub fn meeting_stage(&self) -> Stage {
+        match self.stage() {
+            Stage::Attached => match self.anew.load(Ordering::Relaxed) {
+                0 => Stage::Kernel,
+                stage => Stage::from_u32(stage),
+            },
+            stage => stage,
+        }
+    }
+
+    pub fn meets_anew(&self) -> bool {
+        self.anew.load(Ordering::Relaxed) != 0
+    }
+
+    /// It meets nobody any more. True if it did, to be carried again.
+    pub fn meet_no_more_anew(&self) -> bool {
+        self.anew.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`.)
+    pub fn lost_its_carrier(&self) {
+        const AT_FIRST_NS: u64 = 1_000_000_000;
+        let is_given_up = self.again_tries.get() == u32::MAX;
+        if self.is_carried() && !self.comes_again.is() && !is_given_up {
+            self.again_tries.set(0);
+            self.again_due_ns.set(sys::now_ns() + AT_FIRST_NS);
+            self.comes_again.set(1);
+        }
+    }
+
+    /// Where what the node service gives us at a meeting is kept: a lifeline, and a channel.
+    pub fn given(&self) -> [&P32; 2] {
+        match self.stage() {
+            Stage::Attached => [&self.next_lifeline, &self.next_channel],
+            _ => [&self.lifeline, &self.channel],
+        }
     }
 
     pub fn set_stage(&self, stage: Stage) {

@@ -99,6 +99,9 @@ pub fn kernel_writes() -> u32 {
 fn way(socket: &'static Socket, count: fn(&End) -> &AtomicU32, datagram_from: Stage) -> Way {
     if socket.stage() == Stage::Attached {
         chaos::call(socket);
+        if socket.comes_again.is() {
+            meet::step_again(socket);
+        }
         return Way::Ours(socket);
     }
     before_native(socket, count, datagram_from)

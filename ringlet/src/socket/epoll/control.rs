@@ -112,6 +112,7 @@ fn add(
     // What an earlier user of this entry had seen is nothing to this one.
     watch.rests.end();
     watch.seen.set(0);
+    watch.seen_epoch.set(socket.epoch.get());
     watch.seen_received.set(0);
     watch.settled.set(0);
     watch.seen_ends.set(0);

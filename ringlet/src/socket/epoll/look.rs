@@ -9,6 +9,7 @@ use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
 use crate::socket::{carrier, chaos, datagram, words};
 use core::cell::Cell;
+use ringlet_core::watch::Told;
 
 /// What a look at a watch has found.
 #[derive(Default)]
@@ -17,6 +18,7 @@ pub(super) struct Look {
     pub(super) events: u32,
     /// Edge-triggered: how far it saw. All of this is taken before the events, so that whatever comes later is news to the next look.
     pub(super) position: u64,
+    pub(super) epoch: u32,
     /// Are there bytes that were not reported, or datagrams?
     pub(super) more: bool,
     pub(super) received: Option<u64>,
@@ -68,8 +70,13 @@ impl Look {
         let end = socket.end();
         self.room = end.room_news.get();
         self.no_space = end.no_space.get();
+        self.epoch = socket.epoch.get();
         if let Some(incoming) = socket.incoming() {
-            let seen = watch.seen.look(&end.rx, &incoming);
+            // (Of a segment that came in the place of another one nothing was told.)
+            let seen = match watch.seen_epoch.get() == self.epoch {
+                true => watch.seen.look(&end.rx, &incoming),
+                false => Told::default().look(&end.rx, &incoming),
+            };
             (self.position, self.more) = (seen.position, seen.more);
         }
         if watch.told.get() & EPOLLIN != 0 {
@@ -178,6 +185,7 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     }
     if events & EPOLLREAD != 0 || socket.has_datagrams() {
         watch.seen.set(look.position);
+        watch.seen_epoch.set(look.epoch);
         if let Some(received) = look.received {
             watch.seen_received.set(received);
         }

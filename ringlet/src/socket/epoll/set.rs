@@ -131,6 +131,8 @@ pub struct Watch {
     pub(super) data: P64,
     /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
     pub(super) seen: Told,
+    /// Of which of the connection's segments that position is (`Socket::epoch`).
+    pub(super) seen_epoch: P32,
     pub(super) seen_received: P64,
     /// Up to which record of the ring its set was settled, if that is nested.
     pub(super) settled: P64,
