@@ -9,7 +9,6 @@ use crate::data::is_nowhere;
 use libc::c_int;
 use ringlet::socket::table::lookup;
 use ringlet::socket::{process, rings};
-use ringlet_linux::fd;
 
 /// liburing's `struct io_uring`, as far as it is the same in all its versions.
 #[repr(C)]
@@ -79,9 +78,10 @@ fn about(code: u8) -> About {
     }
 }
 
-/// Is it a descriptor that the kernel alone has to do with?
+/// Is it a descriptor that the kernel alone has to do with? (A socket that nobody follows is never moved. Whose numbers we know is asked of nobody: a
+/// program hands over millions of operations.)
 fn is_kernels(fd: c_int) -> bool {
-    lookup(fd).is_none() && !fd::is_socket(fd)
+    lookup(fd).is_none()
 }
 
 /// liburing makes a ring by `make`, with these flags.

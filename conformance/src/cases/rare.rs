@@ -373,7 +373,7 @@ pub const CASES: &[Case] = &[
     .any_path(),
     pair(
         "rare/io_uring_of_files",
-        "an io_uring that works on files leaves connections where they are, until it is given one",
+        "an io_uring that works on files, and on a socket that is none of ringlet's, leaves connections where they are, until it is given one",
         |a| {
             let end = a.moved();
             a.sync();
@@ -392,6 +392,11 @@ pub const CASES: &[Case] = &[
                 ring.prepare(rare::URING_WRITE, file, bytes.as_mut_ptr(), bytes.len());
                 record("submit", ring.submit(1));
                 record("written", ring.result());
+                let (near, far) = sys::socketpair(libc::SOCK_DGRAM).expect("socketpair");
+                ring.prepare(rare::URING_WRITE, near, bytes.as_mut_ptr(), bytes.len());
+                record("submit", ring.submit(1));
+                record("sent", ring.result());
+                record("datagram", sys::read(far, &mut [0; 20]));
             }
             b.sync();
             b.warm(end);
