@@ -1376,6 +1376,29 @@ pub const CASES: &[Case] = &[
             a.sync();
         },
         |b| {
+    pair(
+        "processes/exec_before_a_look",
+        "head reads what came before the process that accepted the connection has looked at it",
+        |a| {
+            let end = a.fresh();
+            for _ in 0..8 {
+                end.send(b"greeting ");
+            }
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            b.sync();
+            join(sys::fork(|| {
+                sys::dup2(end.0, 0).expect("dup2");
+                sys::exec(&["head", "-c", "72"]);
+                127
+            }));
+            b.sync();
+        },
+    )
+    .any_path(),
             let end = b.moved();
             b.sync();
             end.wait_mask(RDHUP);

@@ -82,7 +82,8 @@ pub fn call(socket: &Socket) {
     }
 }
 
-/// Takes all steps of the rendezvous that can be taken within a moment; those of the far end too, if it is ours.
+/// Takes all steps of the rendezvous that can be taken within a moment; those of the far end too, if it is ours. (That it may use the ring
+/// each end is told by the first call of the other's, as always: a program that only hands a connection on never has anything unread there.)
 pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
     loop {
         let before = socket.stage();
@@ -93,11 +94,7 @@ pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
         }
         match socket.stage() {
             stage if stage.may_move() => {}
-            _ => {
-                publish(socket);
-                far.into_iter().for_each(publish);
-                return;
-            }
+            _ => return,
         }
         let waited = sys::now_ns().saturating_sub(socket.first_step_ns.get());
         if waited > MOMENT_NS {
@@ -106,12 +103,6 @@ pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
         if socket.stage() == before {
             let _ = fd::poll(&mut [], Some(LOOK_NS), None);
         }
-    }
-}
-
-fn publish(socket: &Socket) {
-    if socket.stage() == Stage::Attached {
-        moving::publish_attached_aside(socket, socket.end());
     }
 }
 
