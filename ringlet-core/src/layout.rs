@@ -201,7 +201,9 @@ pub struct Sender {
     pub echo: AtomicU32,
     /// 1 once the end has severed itself from its adapter, which touches neither the segment nor the connection any more (`mirror`).
     pub severed: AtomicU32,
-    _local: [AtomicU64; 4],
+    /// The place of a `Back`, plus one, behind which the first byte is urgent; 0 if there is none. (Over a mirror nobody is told.)
+    pub urgent_behind: AtomicU64,
+    _local: [AtomicU64; 3],
 }
 
 /// What the adapter says of itself, in the sending direction of each end: not mirrored.

@@ -270,6 +270,45 @@ pub const CASES: &[Case] = &[
     .internet_only()
     .any_path(),
     pair(
+        "paths/urgent_behind_a_doorbell",
+        "an urgent byte that another one takes over before it was passed is no data, though a doorbell lies before it",
+        |a| {
+            for _ in 0..3 {
+                let end = a.moved();
+                a.sync();
+                // (The child is asleep by then, mostly, and woken by a byte.)
+                pause(20);
+                end.send(b"wakes");
+                a.sync();
+                end.send_with(b"!", MSG_OOB);
+                end.send(b"behind");
+                end.send_with(b"!", MSG_OOB);
+                a.sync();
+                end.recv_exact(5);
+                end.close();
+            }
+        },
+        |b| {
+            for _ in 0..3 {
+                let end = b.moved();
+                let child = sys::fork(|| {
+                    i32::from(sys::poll(&[(end.0, libc::POLLIN)], -1).is_err())
+                });
+                b.sync();
+                record("child", sys::wait_for(child));
+                end.recv(5);
+                b.sync();
+                b.sync();
+                end.until_unread(6);
+                end.recv(100);
+                end.send(b"taken");
+                end.close();
+            }
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
         "paths/reset_of_a_part",
         "a receive that waits for more than comes tells of the reset in the next call",
         |a| {

@@ -64,6 +64,12 @@ impl Outgoing for Out<'_> {
     }
 
     fn push_mark(&self, mark: Mark) -> bool {
+        if let Mark::Back(place) = mark
+            && self.reason == Reason::Urgent
+        {
+            // ORDER: Relaxed; who reads it has seen the mark (`In::urgent_behind`).
+            self.words().sender.urgent_behind.store(place + 1, Ordering::Relaxed);
+        }
         self.end.tx.push_mark(self.ring, mark)
     }
 
@@ -209,6 +215,17 @@ impl In<'_> {
         let left = self.end.receiver.has_left() && !words::still_reads_on(self.end);
         self.end.given.is() || left
     }
+
+    /// Does an urgent byte stand behind so many doorbells more, which the program does not want among the data?
+    fn urgent_behind(&self, doorbells: u64) -> bool {
+        // ORDER: Relaxed; written before the mark that was met, and taken back before anything else is sent behind that.
+        let place = self.words().sender.urgent_behind.load(Ordering::Relaxed);
+        place != 0
+            && !carrier::facts(self.socket).has_messages
+            && self.end.receiver.taken().map(|taken| taken + doorbells)
+                == self.end.receiver.goes_on_at(Mark::Back(place - 1))
+            && tcp::int_option(self.socket.fd(), libc::SOL_SOCKET, libc::SO_OOBINLINE) == Ok(0)
+    }
 }
 
 impl Incoming for In<'_> {
@@ -273,12 +290,17 @@ impl Incoming for In<'_> {
         let fd = self.socket.fd();
         let mut bells = [0u8; 1024];
         let n = most.min(bells.len() as u64) as usize;
+        let urgent = n as u64 == most && n < bells.len() && self.urgent_behind(most);
         // KERNEL: what is taken moves the place from which SO_PEEK_OFF looks. Doorbells were never before it.
         let peeks_from = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF);
         // (Among them may be packets that we have had, `orphan`: longer ones, which count whole, and empty ones, which count too.)
         let packets = carrier::facts(self.socket).has_boundaries;
         let length = if packets { libc::MSG_TRUNC } else { 0 };
-        let taken = tcp::receive_into(fd, &mut bells[..n], libc::MSG_DONTWAIT | length);
+        // KERNEL: an urgent byte that stands next is passed without a look as another one comes; not behind doorbells that nobody has taken. A receive
+        // ends before one that was not taken over, so that no byte of the stream goes with it.
+        let taken =
+            tcp::receive_into(fd, &mut bells[..n + urgent as usize], libc::MSG_DONTWAIT | length)
+                .map(|taken| taken.min(n));
         let empty = packets && taken == Ok(0) && !carrier::peer_ended(self.socket);
         if let Ok(from @ 0..) = peeks_from {
             tcp::peek_from(fd, from);

@@ -186,6 +186,9 @@ fn send_unrecorded(
             let urgent = flags & libc::MSG_OOB != 0;
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
             moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
+            if from.remaining() != 1 {
+                words::nothing_urgent(&ring);
+            }
         }
     } else if in_ring && ring.control().receiver.keep_out.load(Ordering::Relaxed) | asked != 0 {
         control::leave(socket, end, &ring);
@@ -202,7 +205,7 @@ fn send_unrecorded(
             return Ok(bytes);
         }
         take_pending(socket, end)?;
-        return send_native(socket, from, flags);
+        return send_native(socket, from, flags).inspect_err(|_| words::nothing_urgent(&ring));
     }
     let packet_max = end.packet_max.get() as usize;
     if from.remaining() == 0 && packet_max == 0 {
