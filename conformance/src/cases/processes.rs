@@ -1258,6 +1258,29 @@ pub const CASES: &[Case] = &[
     .any_path()
     .each_side(),
     pair(
+        "processes/exec_before_a_look",
+        "head reads what came before the process that accepted the connection has looked at it",
+        |a| {
+            let end = a.fresh();
+            for _ in 0..8 {
+                end.send(b"greeting ");
+            }
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            b.sync();
+            join(sys::fork(|| {
+                sys::dup2(end.0, 0).expect("dup2");
+                sys::exec(&["head", "-c", "72"]);
+                127
+            }));
+            b.sync();
+        },
+    )
+    .any_path(),
+    pair(
         "processes/exec_moved",
         "a moved connection becomes cat's standard input and output",
         |a| {
@@ -1376,29 +1399,6 @@ pub const CASES: &[Case] = &[
             a.sync();
         },
         |b| {
-    pair(
-        "processes/exec_before_a_look",
-        "head reads what came before the process that accepted the connection has looked at it",
-        |a| {
-            let end = a.fresh();
-            for _ in 0..8 {
-                end.send(b"greeting ");
-            }
-            a.sync();
-            a.sync();
-        },
-        |b| {
-            let end = b.fresh();
-            b.sync();
-            join(sys::fork(|| {
-                sys::dup2(end.0, 0).expect("dup2");
-                sys::exec(&["head", "-c", "72"]);
-                127
-            }));
-            b.sync();
-        },
-    )
-    .any_path(),
             let end = b.moved();
             b.sync();
             end.wait_mask(RDHUP);
