@@ -36,13 +36,32 @@ struct Word(AtomicU32);
 // SAFETY: an atomic integer.
 unsafe impl ringlet_core::memory::Shared for Word {}
 
+/// What is unmapped at once. KERNEL: others of the process who map or unmap wait for it.
+const UNMAPPED_AT_ONCE: usize = 64 << 20;
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` for this alone; what points into it borrows it.
-        #[allow(unsafe_code)]
-        unsafe {
-            map::unmap(self.area)
-        };
+        #[cfg(test)]
+        tests::dropped(self.area.len());
+        for at in (0..self.area.len()).step_by(UNMAPPED_AT_ONCE) {
+            let length = UNMAPPED_AT_ONCE.min(self.area.len() - at);
+            // SAFETY: mapped by `map` for this alone, from a whole page on; what points into it borrows it.
+            #[allow(unsafe_code)]
+            unsafe {
+                map::unmap(Area::new(self.area.base().add(at), length))
+            };
+        }
+    }
+}
+
+/// From so many bytes on memory is let go of by a thread of its own. KERNEL: 8 GiB of pages take two seconds to be given back.
+const LARGE: usize = 32 << 20;
+
+/// The keeper's thread goes on meanwhile: without it the others would take this host for dead.
+pub fn let_go<T: Send + 'static>(what: T, bytes: usize) {
+    if bytes >= LARGE {
+        // (Where there can be no thread it is let go of here.)
+        let _ = std::thread::Builder::new().name("frees".into()).spawn(move || drop(what));
     }
 }
 
@@ -171,10 +190,21 @@ pub fn words_bytes(count: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::cell::Cell;
+    use std::sync::Mutex;
+    use std::thread::ThreadId;
 
     use super::*;
+
+    /// Of large mappings that were undone: how large, and by whom.
+    pub static DROPPED: Mutex<Vec<(usize, ThreadId)>> = Mutex::new(Vec::new());
+
+    pub fn dropped(bytes: usize) {
+        if bytes >= LARGE {
+            DROPPED.lock().unwrap().push((bytes, std::thread::current().id()));
+        }
+    }
 
     /// Another one takes as much at the same time: who sees that there is no room for both holds no more.
     #[test]

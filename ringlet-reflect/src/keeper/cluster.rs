@@ -584,7 +584,7 @@ impl Keeper {
             }
             let unused = self.registry.exit(host);
             self.tell_lost();
-            unused.regions.iter().for_each(|id| drop(self.memories.remove(id)));
+            unused.regions.iter().for_each(|id| self.let_go(*id));
             unused.sets.iter().for_each(|id| drop(self.words.remove(id)));
         }
         let is_first = is_first(view, joined);

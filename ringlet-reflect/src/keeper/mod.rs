@@ -602,7 +602,7 @@ impl Keeper {
         let is_here = self.cluster.as_ref().is_none_or(|cluster| cluster.host == host);
         match (act, effect) {
             (_, Effect::Unused(unused)) => {
-                unused.regions.iter().for_each(|id| drop(self.memories.remove(id)));
+                unused.regions.iter().for_each(|id| self.let_go(*id));
                 unused.sets.iter().for_each(|id| drop(self.words.remove(id)));
                 self.sweep();
             }
@@ -688,9 +688,17 @@ impl Keeper {
     fn sweep(&mut self) {
         let Some(host) = self.cluster.as_ref().map(|cluster| cluster.host) else { return };
         let regions = &self.registry.regions;
-        self.memories.retain(|id, _| {
+        let is_needed = |id: &u32| {
             regions.get(id).is_some_and(|region| region.coherent || region.is_received(host))
-        });
+        };
+        let unneeded: Vec<u32> =
+            self.memories.keys().filter(|id| !is_needed(id)).copied().collect();
+        unneeded.into_iter().for_each(|id| self.let_go(id));
+    }
+
+    /// The memory of a region that nobody needs here.
+    fn let_go(&mut self, id: u32) {
+        self.memories.remove(&id).into_iter().for_each(Memory::let_go);
     }
 
     /// In a cluster: who holds a lock is in its word, and who waits for it looks there.
@@ -917,6 +925,39 @@ mod tests {
             }
             assert!(keeper.memories.len() + keeper.words.len() <= made_most);
         }
+    }
+
+    /// A region's memory may take seconds to be given back.
+    #[test]
+    fn memory_is_given_back_beside_the_keeper_s_thread() {
+        const BYTES: usize = (48 << 20) + 7 * PAGE_BYTES;
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let options = Options { path: Some(&path), ..Options::default() };
+        let (mut keeper, _) = Keeper::new(&options, Some(cluster::tests::alone())).unwrap();
+        let host = keeper.registry.enter("other", 1, true);
+        let limits = Limits { all: 1 << 30, received: 1 << 30 };
+        let bounds = Bounds { limits, made_most: 9, is_shared: false };
+        let join = Act::Join { pid: 1, uid: 0, groups: vec![0] };
+        cluster::tests::said(&mut keeper, host, bounds, join);
+        let member = *keeper.registry.members.keys().next().unwrap();
+        let how = crate::registry::Permission::default();
+        let act = Act::Allocate { member, key: 1, bytes: BYTES as u64, how };
+        cluster::tests::said(&mut keeper, host, bounds, act);
+        let (id, memory) = keeper.memories.iter_mut().next().unwrap();
+        memory.put(0, &vec![1; BYTES], BYTES as u64).unwrap();
+        let act = Act::Deallocate { member, id: *id };
+        cluster::tests::said(&mut keeper, host, bounds, act);
+        assert!(keeper.memories.is_empty());
+        let by = loop {
+            let dropped = crate::memory::tests::DROPPED.lock().unwrap();
+            if let Some((_, by)) = dropped.iter().find(|(bytes, _)| *bytes == BYTES) {
+                break *by;
+            }
+            drop(dropped);
+            std::thread::yield_now();
+        };
+        assert_ne!(by, std::thread::current().id());
     }
 
     /// Who asks for all that there is, again and again, has one answer in a turn; short questions are answered together.

@@ -1,10 +1,11 @@
 //! The memory of regions and locks, as a keeper has it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use ringlet_core::reflect::LockWord;
 use ringlet_core::sync::Ordering;
+use ringlet_linux::map;
 use rustix::fs::{SeekFrom, seek};
 
 use super::cluster::put_into;
@@ -206,6 +207,18 @@ impl Memory {
         put_into(&apart.data, at, bytes)
     }
 
+    /// Nobody here needs it any more.
+    pub fn let_go(self) {
+        let common = match &self.common {
+            Common::Apart(apart) => Some(&apart.memory),
+            _ => None,
+        };
+        let all = [Some(&self.data), self.apart.as_ref(), common].into_iter().flatten();
+        let held = all.map(|memory| map::held_bytes(memory.as_raw_fd()).unwrap_or(u64::MAX));
+        let bytes = held.fold(0, u64::saturating_add);
+        memory::let_go(self, usize::try_from(bytes).unwrap_or(usize::MAX));
+    }
+
     pub fn wish(&mut self, page: u32, more: u32) {
         // ORDER: SeqCst, pairs with the fence of `Mapped::before_look` where a writer has no barriers.
         let had = self.wished.word(page as usize).fetch_add(more, Ordering::SeqCst);
@@ -259,10 +272,6 @@ pub fn forget(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
-    use ringlet_linux::map;
-
     use super::*;
 
     /// What lies apart of a region is what is written to, and not all of it at once, for which the others would have to wait.
