@@ -17,6 +17,12 @@ use rustix::io::Errno;
 /// Errors are the kernel's numbers.
 pub type Done<T> = Result<T, i32>;
 
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Of what may be zeros so much is read first, and then at a time.
+const ZEROS_FIRST: usize = 512;
+const ZEROS_AT_ONCE: usize = 32 << 10;
+
 pub struct Disk {
     file: File,
     pub bytes: u64,
@@ -28,6 +34,13 @@ pub struct Disk {
     pub never_waits: bool,
     /// Why something that was written is not on the disk, and never will be; or 0.
     lost: AtomicI32,
+}
+
+/// Bytes of a disk that are all held, or all zeros that nothing is held for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    pub length: u64,
+    pub is_hole: bool,
 }
 
 /// May it wait for the device?
@@ -133,6 +146,68 @@ impl Disk {
         })
     }
 
+    /// Is nothing held for any of these bytes? `file` is one of this disk's.
+    ///
+    /// What a file has lost that was cut off behind its disk's beginning are no zeros, but an error for who reads them.
+    pub fn is_hole(&self, file: &File, offset: u64, length: u64) -> bool {
+        let end = offset + length;
+        match find(file, offset, libc::SEEK_DATA) {
+            Ok(data) => data >= end,
+            Err(libc::ENXIO) => size(file) >= end,
+            Err(_) => false,
+        }
+    }
+
+    /// Are they all zeros? EAGAIN: it would have to wait for the device. (Most that is none is told by its first bytes.)
+    pub fn is_zeros(&self, offset: u64, length: u64) -> Done<bool> {
+        let mut bytes = [0_u8; ZEROS_AT_ONCE];
+        let (mut at, end) = (offset, offset + length);
+        let mut most = ZEROS_FIRST;
+        while at < end {
+            let part = (end - at).min(most as u64) as usize;
+            // SAFETY: no more than there are.
+            #[allow(unsafe_code)]
+            unsafe {
+                self.read(at, part, bytes.as_mut_ptr(), Patience::None)?;
+            }
+            if bytes[..part] != ZEROS[..part] {
+                return Ok(false);
+            }
+            at += part as u64;
+            most = ZEROS_AT_ONCE;
+        }
+        Ok(true)
+    }
+
+    /// What is held of these bytes, from the first one on, in so many extents at most, of two kinds in turn. Whatever the file system does not tell of
+    /// is held.
+    pub fn extents(&self, file: &File, offset: u64, length: u64, most: usize) -> Vec<Extent> {
+        let (mut at, end) = (offset, offset + length);
+        let mut found: Vec<Extent> = Vec::new();
+        while at < end {
+            let data = match find(file, at, libc::SEEK_DATA) {
+                Ok(data) => data.clamp(at, end),
+                Err(libc::ENXIO) => size(file).clamp(at, end),
+                Err(_) => at,
+            };
+            let is_hole = data > at;
+            let to = match is_hole {
+                true => data,
+                false => find(file, at, libc::SEEK_HOLE).unwrap_or(end).min(end),
+            };
+            // (It was data, and is none: somebody writes. And behind the end of a file that was cut off there are no holes, but errors.)
+            let to = if to > at { to } else { end };
+            let is_full = found.len() == most;
+            match found.last_mut() {
+                Some(last) if last.is_hole == is_hole => last.length += to - at,
+                _ if is_full => break,
+                _ => found.push(Extent { length: to - at, is_hole }),
+            }
+            at = to;
+        }
+        found
+    }
+
     fn transfer(
         &self,
         length: usize,
@@ -188,7 +263,6 @@ impl Disk {
         if self.allocate(FallocateFlags::ZERO_RANGE, offset, length)? {
             return Ok(());
         }
-        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         for at in (offset..offset + length).step_by(ZEROS.len()) {
             let part = (offset + length - at).min(ZEROS.len() as u64) as usize;
             // SAFETY: no more than there are.
@@ -214,6 +288,21 @@ impl Disk {
     }
 }
 
+/// The next data, or hole, from there on. (Where the file stands is nobody's business: all is read and written at places.)
+fn find(file: &File, from: u64, what: libc::c_int) -> Done<u64> {
+    let from = i64::try_from(from).map_err(|_| libc::EINVAL)?;
+    // SAFETY: a call of numbers.
+    #[allow(unsafe_code)]
+    let found = unsafe { libc::lseek(file.as_raw_fd(), from, what) };
+    u64::try_from(found)
+        .map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// How far it goes now.
+fn size(file: &File) -> u64 {
+    find(file, 0, libc::SEEK_END).unwrap_or(0)
+}
+
 /// KERNEL: Linux 5.15 counts media; a partition's disk has the number.
 fn sequence(device: u64) -> u64 {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -228,7 +317,10 @@ fn sequence(device: u64) -> u64 {
 pub mod tests {
     use std::sync::{Condvar, Mutex};
 
-    use super::Disk;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::{Disk, Extent};
 
     /// As if the device took its time: a write that begins there waits until it is opened. The second word: one waits.
     pub static GATE: Mutex<(Option<u64>, bool)> = Mutex::new((None, false));
@@ -243,6 +335,58 @@ pub mod tests {
             gate = MOVED.wait(gate).unwrap();
         }
     }
+
+    fn extent(length: u64, is_hole: bool) -> Extent {
+        Extent { length, is_hole }
+    }
+
+    /// Of whole pages of 4 KiB and more, whatever the file system keeps.
+    #[test]
+    fn holes_are_found_and_what_was_cut_off_is_none() {
+        const MB: u64 = 1 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let file = File::create(&path).unwrap();
+        file.set_len(8 * MB).unwrap();
+        for at in [MB, 5 * MB] {
+            file.write_all_at(&vec![1; MB as usize], at).unwrap();
+        }
+        let disk = Disk::open(&path, false).unwrap();
+        let own = disk.own().unwrap();
+        let found = |offset, length, most| disk.extents(&own, offset, length, most);
+        let all = [(MB, true), (MB, false), (3 * MB, true), (MB, false), (2 * MB, true)]
+            .map(|(length, is_hole)| extent(length, is_hole));
+        assert_eq!(found(0, 8 * MB, 99), all);
+        assert_eq!(found(0, 8 * MB, 2), all[..2]);
+        assert_eq!(found(MB + 7, 100, 99), [extent(100, false)]);
+        assert_eq!(found(3 * MB, 2 * MB + 9, 99), [extent(2 * MB, true), extent(9, false)]);
+        assert_eq!(found(6 * MB + 1, 2 * MB - 1, 99), [extent(2 * MB - 1, true)]);
+        let is_hole = |offset, length| disk.is_hole(&own, offset, length);
+        assert!(is_hole(0, MB) && is_hole(2 * MB, 3 * MB) && is_hole(7 * MB, MB));
+        assert!(!is_hole(0, MB + 1) && !is_hole(MB, 1) && !is_hole(6 * MB - 1, MB));
+        // What is zeros is so whether it is held or not.
+        file.write_all_at(&vec![0; MB as usize / 2], 5 * MB).unwrap();
+        // (EAGAIN: not all of it is at hand, or this file system can't tell.)
+        let is_zeros = |offset, length, right| {
+            let found = disk.is_zeros(offset, length);
+            found == Ok(right) || found == Err(libc::EAGAIN)
+        };
+        assert!(is_zeros(4 * MB, MB + MB / 2, true) && is_zeros(8 * MB - 1, 1, true));
+        assert!(is_zeros(4 * MB, MB + MB / 2 + 1, false) && is_zeros(6 * MB - 1, 600, false));
+        // Holes are made by zeros that may be some, and by trims.
+        disk.zero(MB, MB / 2, true, false).unwrap();
+        disk.trim(5 * MB, MB).unwrap();
+        let left = [(MB + MB / 2, true), (MB / 2, false), (6 * MB, true)];
+        assert_eq!(found(0, 8 * MB, 99), left.map(|(length, is_hole)| extent(length, is_hole)));
+        // A file that was made shorter: what is missing are no zeros.
+        file.set_len(3 * MB).unwrap();
+        assert!(is_hole(2 * MB, MB) && !is_hole(2 * MB, MB + 1) && !is_hole(7 * MB, 1));
+        let left = [(MB + MB / 2, true), (MB / 2, false), (MB, true), (5 * MB, false)];
+        assert_eq!(found(0, 8 * MB, 99), left.map(|(length, is_hole)| extent(length, is_hole)));
+        assert_eq!(disk.is_zeros(7 * MB, 1), Err(libc::EIO));
+        assert!(found(7 * MB, MB, 99).iter().all(|extent| !extent.is_hole));
+    }
+
     #[test]
     fn a_file_that_took_another_one_s_place_is_another_one() {
         let folder = tempfile::tempdir().unwrap();

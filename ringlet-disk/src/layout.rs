@@ -4,6 +4,8 @@ use anyhow::ensure;
 use ringlet_core::sync::Ordering;
 use ringlet_reflect::{PAGE_BYTES, Receiver, Status, Transmitter};
 
+use crate::file::Extent;
+
 /// At a time.
 pub const READERS: usize = 32;
 /// Requests of a reader's at a time, and the most bytes of one.
@@ -95,10 +97,21 @@ pub fn answer(number: u64, done: Result<(), i32>) -> u64 {
     number << 16 | u64::from(done.err().map_or(0, |errno| errno as u16))
 }
 
+/// The answer that all that was to be read are zeros, none of which were sent. (No error of the kernel's has that number.)
+pub fn answer_of_zeros(number: u64) -> u64 {
+    number << 16 | u64::from(ZEROS)
+}
+
+const ZEROS: u16 = u16::MAX;
+
+pub fn is_of_zeros(word: u64) -> bool {
+    word as u16 == ZEROS
+}
+
 /// What is said to this number, if it is.
 pub fn answered(word: u64, number: u64) -> Option<Result<(), i32>> {
     (word >> 16 == number).then_some(match word as u16 {
-        0 => Ok(()),
+        0 | ZEROS => Ok(()),
         errno => Err(i32::from(errno)),
     })
 }
@@ -181,14 +194,50 @@ pub enum Op {
     Flush,
     Trim,
     Zero,
+    /// Which of these bytes are held, and which are holes.
+    Extents,
 }
 
-const OPS: [Op; 6] = [Op::Hello, Op::Read, Op::Write, Op::Flush, Op::Trim, Op::Zero];
+const OPS: [Op; 7] = [Op::Hello, Op::Read, Op::Write, Op::Flush, Op::Trim, Op::Zero, Op::Extents];
 
-/// What is written is on the disk before the answer; zeros may be holes; zeros only if that is fast.
+impl Op {
+    /// Does it change what is on the disk?
+    pub fn changes(self) -> bool {
+        matches!(self, Op::Write | Op::Trim | Op::Zero)
+    }
+}
+
+/// What is written is on the disk before the answer; zeros may be holes; zeros only if that is fast; what is read and a hole need not be sent.
 pub const DURABLE: u32 = 1;
 pub const MAY_TRIM: u32 = 2;
 pub const FAST: u32 = 4;
+pub const SPARSE: u32 = 8;
+
+/// Extents of an answer, which lie where bytes that are read do: how many, and then of each a word.
+pub const EXTENTS_MOST: usize = 4096;
+
+pub fn put_extents(to: &Transmitter, slot: usize, extents: &[Extent]) -> Result<(), Status> {
+    let words = extents.iter().map(|extent| extent.length << 1 | u64::from(extent.is_hole));
+    let words = std::iter::once(extents.len() as u64).chain(words);
+    let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+    to.put(read_at(slot), &bytes)
+}
+
+/// Of these bytes at most. `None` if that is none of a disk's extents.
+pub fn extents(from: &Receiver, slot: usize, bytes: u64) -> Option<Vec<Extent>> {
+    let count = usize::try_from(load(from, read_at(slot))).ok()?;
+    if !(1..=EXTENTS_MOST).contains(&count) {
+        return None;
+    }
+    let mut left = bytes;
+    let extent = |number| {
+        let word = load(from, read_at(slot) + (1 + number) * size_of::<u64>());
+        let extent = Extent { length: word >> 1, is_hole: word & 1 != 0 };
+        left = left.checked_sub(extent.length)?;
+        (extent.length > 0).then_some(extent)
+    };
+    (0..count).map(extent).collect()
+}
 
 /// As it was copied: nothing of it is true until it is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -323,6 +372,9 @@ mod tests {
             assert_ne!(behind, number);
             assert_eq!(answered(answer(behind, Err(5)), behind), Some(Err(5)));
             assert_eq!(answered(answer(behind, Ok(())), next(behind)), None);
+            let zeros = answer_of_zeros(behind);
+            assert_eq!(answered(zeros, behind), Some(Ok(())));
+            assert!(is_of_zeros(zeros) && !is_of_zeros(answer(behind, Ok(()))));
         }
     }
 
@@ -337,6 +389,7 @@ mod tests {
                 && granted_at(READERS - 1) + 8 <= PAGE_BYTES
         );
         assert_eq!(read_at(SLOTS), Part::Read(0).bytes());
+        assert!((1 + EXTENTS_MOST) * size_of::<u64>() <= SLOT_BYTES);
         assert!(request_at(0, SLOTS - 1) + 24 <= host_at(0));
         assert!(host_at(0) + HOST_MOST <= request_at(1, 0));
         assert!(answer_at(SLOTS - 1) + 8 <= read_at(0));

@@ -22,6 +22,7 @@ mod reader;
 mod server;
 mod wait;
 
+pub use file::Extent;
 pub use layout::{NAME_MOST, Op, READERS, SLOT_BYTES, SLOTS};
 pub use list::{Listed, list};
 pub use reader::{Again, Answers, Flags, Reader, Source, Turn};

@@ -13,9 +13,11 @@ use ringlet_reflect::{
     Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
 
+use crate::file::Extent;
 use crate::layout::{
     self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
-    answer_at, answered, check_name, granted_at, load, next, number_at, read_at, written_at,
+    SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
+    written_at,
 };
 use crate::wait::{LOOK_AGAIN, Watcher};
 
@@ -24,7 +26,7 @@ const WELCOME: Duration = Duration::from_secs(30);
 
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 
-/// How something is written, or made zeros.
+/// How something is written, made zeros, or read.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Flags {
     /// It is on the disk before the call returns.
@@ -33,12 +35,17 @@ pub struct Flags {
     pub may_trim: bool,
     /// Zeros only if that is faster than to write them.
     pub fast: bool,
+    /// Where all that is read is a hole nothing need come ([`Turn::is_hole`]).
+    pub sparse: bool,
 }
 
 impl Flags {
     fn bits(self) -> u32 {
         let flag = |is: bool, flag: u32| if is { flag } else { 0 };
-        flag(self.durable, DURABLE) | flag(self.may_trim, MAY_TRIM) | flag(self.fast, FAST)
+        flag(self.durable, DURABLE)
+            | flag(self.may_trim, MAY_TRIM)
+            | flag(self.fast, FAST)
+            | flag(self.sparse, SPARSE)
     }
 }
 
@@ -100,6 +107,7 @@ enum Bytes<'a> {
     From(&'a [u8]),
     /// From it.
     To(&'a mut [u8]),
+    Extents(&'a mut Vec<Extent>),
 }
 
 fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,6 +180,14 @@ impl Reader {
         self.ask(Op::Zero, flags, offset, length, Bytes::None)
     }
 
+    /// Which of these bytes are held, and which are holes; from the first one on, and maybe not of all of them. What the server does not tell of is held.
+    pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>, i32> {
+        let mut found = Vec::new();
+        let bytes = Bytes::Extents(&mut found);
+        self.ask(Op::Extents, Flags::default(), offset, length, bytes)?;
+        Ok(found)
+    }
+
     fn ask(
         &self,
         op: Op,
@@ -206,8 +222,10 @@ impl Reader {
         }
         turn.ask();
         turn.tell();
-        let done = turn.wait()?;
-        if let (Ok(()), Bytes::To(bytes)) = (done, bytes) {
+        let mut done = turn.wait()?;
+        if let Bytes::Extents(extents) = bytes {
+            done = turn.extents(done).map(|found| **extents = found);
+        } else if let (Ok(()), Bytes::To(bytes)) = (done, bytes) {
             // SAFETY: a request has a slot's bytes at most, which are within the region. What the server stores there meanwhile, who has answered,
             // spoils but what it has read itself.
             #[allow(unsafe_code)]
@@ -389,6 +407,8 @@ pub struct Turn {
     written: u64,
     /// What it would be told is not so.
     is_refused: bool,
+    /// What was to be read are zeros, and does not come.
+    is_hole: bool,
 }
 
 /// Where a session's answers come, to sleep on.
@@ -405,6 +425,7 @@ impl Turn {
             payload: Vec::new(),
             written: 0,
             is_refused: false,
+            is_hole: false,
         }
     }
 
@@ -490,9 +511,33 @@ impl Turn {
             return Some(Err(libc::EIO));
         }
         let slot = self.slot.as_ref()?;
-        let done = answered(load(&self.session.read, answer_at(slot.slot)), slot.number)?;
+        let word = load(&self.session.read, answer_at(slot.slot));
+        let done = answered(word, slot.number)?;
+        self.is_hole = layout::is_of_zeros(word);
         self.count(done);
         Some(done)
+    }
+
+    /// All that was to be read are zeros, and none of them are at [`Turn::bytes`]: of one that was `sparse`.
+    pub fn is_hole(&self) -> bool {
+        self.is_hole
+    }
+
+    /// What was found, of a request for extents that was answered so. A server of a version that knows no extents holds all.
+    pub fn extents(&self, done: Result<(), i32>) -> Result<Vec<Extent>, i32> {
+        let length = self.request.map_or(0, |request| request.length);
+        match done {
+            Ok(()) => layout::extents(&self.session.read, self.slot(), length).ok_or(libc::EIO),
+            Err(libc::EINVAL) if self.is_inside(length) => {
+                Ok(vec![Extent { length, is_hole: false }])
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn is_inside(&self, length: u64) -> bool {
+        let end = self.request.and_then(|request| request.offset.checked_add(length));
+        length > 0 && end.is_some_and(|end| end <= self.known.facts.bytes)
     }
 
     /// Those of the session.
@@ -536,7 +581,7 @@ impl Turn {
                 known.flushed.fetch_max(self.written, Ordering::AcqRel);
             }
             Some(Request { op, flags, .. })
-                if done.is_ok() && op != Op::Read && flags & DURABLE == 0 =>
+                if done.is_ok() && op.changes() && flags & DURABLE == 0 =>
             {
                 // ORDER: AcqRel, pairs with Acquire in `ask`.
                 known.written.fetch_add(1, Ordering::AcqRel);

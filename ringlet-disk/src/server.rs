@@ -17,9 +17,9 @@ use ringlet_reflect::{
 
 use crate::file::{Disk, Done, Patience};
 use crate::layout::{
-    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
-    answer, answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at,
-    written_at,
+    self, DURABLE, EXTENTS_MOST, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request,
+    SLOT_BYTES, SLOTS, SPARSE, answer, answer_at, answer_of_zeros, check_name, granted_at, host_of,
+    load, number_at, publish, put_extents, read_at, written_at,
 };
 use crate::wait::{LOOK_AGAIN, Watcher};
 
@@ -157,6 +157,13 @@ impl Drop for Untold {
     fn drop(&mut self) {
         self.tell();
     }
+}
+
+/// What has been done is where it belongs; or it is zeros, of which nobody need be sent any.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    There,
+    Zeros,
 }
 
 enum Job {
@@ -431,22 +438,31 @@ impl<'a> Server<'a> {
         slot: usize,
         request: &Request,
         patience: Patience,
-    ) -> Done<()> {
+    ) -> Done<Found> {
         let Request { op, flags, offset, length } = *request;
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.disk.bytes);
         let is_of_slot = matches!(op, Op::Read | Op::Write);
         if !is_inside || is_of_slot && length > SLOT_BYTES as u64 {
             return Err(libc::EINVAL);
         }
-        let changes = !matches!(op, Op::Read | Op::Flush);
-        if changes && self.disk.read_only {
+        if op.changes() && self.disk.read_only {
             return Err(libc::EPERM);
         }
         if op == Op::Read {
-            return self.read(reader, slot, offset, length as usize, patience);
+            // KERNEL: who looks for holes may wait for who writes to the file, or for the device; zeros are read where that does not wait.
+            let is_zeros = match patience {
+                _ if flags & SPARSE == 0 => false,
+                Patience::None => self.disk.is_zeros(offset, length)?,
+                Patience::AsLong => self.disk.is_hole(&reader.file, offset, length),
+            };
+            if is_zeros {
+                return Ok(Found::Zeros);
+            }
+            let read = self.read(reader, slot, offset, length as usize, patience);
+            return read.map(|()| Found::There);
         }
         // (In memory, too, all of a large disk takes its time.)
-        let is_long = length > SLOT_BYTES as u64;
+        let is_long = length > SLOT_BYTES as u64 || op == Op::Extents;
         if patience == Patience::None && (!self.disk.never_waits || is_long) {
             return Err(libc::EAGAIN);
         }
@@ -464,9 +480,17 @@ impl<'a> Server<'a> {
                 self.disk.zero(offset, length, flags & MAY_TRIM != 0, flags & FAST != 0)?;
             }
             Op::Flush => self.flush(reader)?,
+            Op::Extents if length == 0 => return Err(libc::EINVAL),
+            Op::Extents => {
+                let found = self.disk.extents(&reader.file, offset, length, EXTENTS_MOST);
+                self.say(|| put_extents(&reader.read, slot, &found))?;
+            }
             Op::Hello | Op::Read => return Err(libc::EINVAL),
         }
-        if changes && flags & DURABLE != 0 { self.flush(reader) } else { Ok(()) }
+        if op.changes() && flags & DURABLE != 0 {
+            self.flush(reader)?;
+        }
+        Ok(Found::There)
     }
 
     /// What is lost is announced before anybody is told: the kernel tells it to no file that is opened later, as the next server's.
@@ -525,9 +549,13 @@ impl<'a> Server<'a> {
         })
     }
 
-    fn answer(&self, reader: &Reader, slot: usize, number: u64, done: Done<()>) {
+    fn answer(&self, reader: &Reader, slot: usize, number: u64, done: Done<Found>) {
+        let word = match done {
+            Ok(Found::Zeros) => answer_of_zeros(number),
+            done => answer(number, done.map(drop)),
+        };
         if !self.is_over.load(Ordering::Relaxed) {
-            let _ = self.say(|| layout::write(&reader.read, answer_at(slot), answer(number, done)));
+            let _ = self.say(|| layout::write(&reader.read, answer_at(slot), word));
         }
     }
 }

@@ -16,30 +16,19 @@ use std::time::{Duration, Instant};
 
 use ringlet_disk::{Again, Flags, Op, Reader, SLOT_BYTES, SLOTS, Turn, Watcher};
 
-/// Of a request's bytes, as NBD has it; what is more than a slot's is asked for in pieces.
-pub const REQUEST_MOST: u32 = 32 << 20;
-
-const REQUEST: u32 = 0x2560_9513;
-const REQUEST_BYTES: usize = 28;
-const REPLY: u32 = 0x6744_6698;
-const REPLY_BYTES: usize = 16;
-
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const DISCONNECT: u16 = 2;
-const FLUSH: u16 = 3;
-const TRIM: u16 = 4;
-const ZERO: u16 = 6;
-
-const FUA: u16 = 1;
-const NO_HOLE: u16 = 1 << 1;
-const FAST_ZERO: u16 = 1 << 4;
+use crate::wire::{
+    self, Agreed, FAST_ZERO, FLUSH, FUA, Head, NO_HOLE, ONE, PAYLOAD, READ, REQUEST_MOST, Request,
+    STATUS, TRIM, To, WHOLE, WRITE, ZERO,
+};
 
 /// Of answers that a client does not take: while there are more, nothing is received.
 const UNSENT_MOST: usize = 32 << 20;
 
 /// A client that reads takes more so soon, which spares a copy.
 const TAKES: Duration = Duration::from_millis(20);
+
+/// What is read at once, of so many bytes at least, and is a hole as a whole is told, not sent: to look for holes costs some.
+const SPARSE_LEAST: u64 = 16 << 10;
 
 /// What is behind a write that is refused is received in pieces of so many bytes.
 const PASSED: usize = 64 << 10;
@@ -49,26 +38,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Who has a slot gives it back soon.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// As it came.
-struct Request {
-    flags: u16,
-    kind: u16,
-    cookie: u64,
-    offset: u64,
-    length: u32,
-}
-
 impl Request {
-    /// `None` if it is none.
-    fn read(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
-        let word = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        let head = word(0);
-        let (flags, kind, length) =
-            ((head >> 16) as u16, head as u16, (word(20) & 0xffff_ffff) as u32);
-        let request = Request { flags, kind, cookie: word(8), offset: word(16), length };
-        (head >> 32 == u64::from(REQUEST)).then_some(request)
-    }
-
     fn op(&self) -> Option<Op> {
         Some(match self.kind {
             READ => Op::Read,
@@ -76,44 +46,66 @@ impl Request {
             FLUSH => Op::Flush,
             TRIM => Op::Trim,
             ZERO => Op::Zero,
+            STATUS => Op::Extents,
             _ => return None,
         })
     }
 
     fn flags(&self) -> Flags {
         let has = |flag| self.flags & flag != 0;
-        Flags { durable: has(FUA), may_trim: !has(NO_HOLE), fast: has(FAST_ZERO) }
+        let (durable, may_trim, fast) = (has(FUA), !has(NO_HOLE), has(FAST_ZERO));
+        Flags { durable, may_trim, fast, sparse: false }
     }
-}
-
-/// An answer's head.
-fn head(cookie: u64, done: Result<(), i32>) -> [u8; REPLY_BYTES] {
-    // (NBD has these numbers, and no others.)
-    let error = match done {
-        Ok(()) => 0,
-        Err(libc::EPERM | libc::EROFS | libc::EACCES) => libc::EPERM,
-        Err(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => libc::ENOSPC,
-        Err(error @ (libc::ENOMEM | libc::EINVAL | libc::EOVERFLOW | libc::EOPNOTSUPP)) => error,
-        Err(_) => libc::EIO,
-    };
-    let mut bytes = [0; REPLY_BYTES];
-    bytes[..4].copy_from_slice(&REPLY.to_be_bytes());
-    bytes[4..8].copy_from_slice(&error.to_be_bytes());
-    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
-    bytes
 }
 
 /// Whose answer it is that is awaited.
 #[derive(Clone)]
 struct Of {
-    cookie: u64,
-    /// How much of what is read is sent with it.
-    reads: usize,
+    to: To,
+    carries: Carries,
     /// If it is a piece: of what, and where there.
     piece: Option<(Arc<Mutex<Whole>>, usize)>,
 }
 
-/// What is longer than a slot, and is answered with its last piece.
+/// What is sent with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carries {
+    Nothing,
+    /// So much of what is read.
+    Bytes(usize),
+    /// What is held: one extent, or as many as are known.
+    Extents {
+        one: bool,
+    },
+}
+
+impl Of {
+    fn reads(&self) -> usize {
+        if let Carries::Bytes(bytes) = self.carries { bytes } else { 0 }
+    }
+}
+
+/// An answer, or a piece of one.
+struct Answer {
+    head: Head,
+    body: Vec<u8>,
+    /// What lies in the slot follows.
+    has_slot: bool,
+}
+
+impl From<Head> for Answer {
+    fn from(head: Head) -> Answer {
+        Answer { head, body: Vec::new(), has_slot: false }
+    }
+}
+
+impl From<(Head, Vec<u8>)> for Answer {
+    fn from((head, body): (Head, Vec<u8>)) -> Answer {
+        Answer { head, body, has_slot: false }
+    }
+}
+
+/// What is longer than a slot, and is answered with its last piece; of what is read in chunks each piece is one.
 struct Whole {
     left: usize,
     done: Result<(), i32>,
@@ -163,6 +155,7 @@ impl Flight {
 struct Connection<'a> {
     stream: &'a UnixStream,
     reader: &'a Reader,
+    agreed: Agreed,
     /// Of the disk.
     bytes: u64,
     flight: Mutex<Flight>,
@@ -181,14 +174,19 @@ enum Seen {
 }
 
 /// Until the client leaves, has gone, or says what it should not. All that it asked for is done then, or has failed: nothing of it comes late.
-pub fn serve(stream: &UnixStream, reader: &Reader, say: &(dyn Fn(&str) + Sync)) -> io::Result<()> {
+pub fn serve(
+    stream: &UnixStream,
+    reader: &Reader,
+    agreed: Agreed,
+    say: &(dyn Fn(&str) + Sync),
+) -> io::Result<()> {
     // (Who waits for a write's bytes looks whether they can still be written where they are received; and who waits to send, whether the server
     // is there.)
     stream.set_read_timeout(Some(LOOK_AGAIN))?;
     stream.set_write_timeout(Some(LOOK_AGAIN))?;
     let (bytes, flight) = (reader.source().bytes(), Mutex::default());
     let (unparked, answered) = (Condvar::new(), Condvar::new());
-    let connection = Connection { stream, reader, bytes, flight, unparked, answered, say };
+    let connection = Connection { stream, reader, agreed, bytes, flight, unparked, answered, say };
     thread::scope(|scope| {
         thread::Builder::new().spawn_scoped(scope, || connection.answer())?;
         let done = connection.receive();
@@ -235,7 +233,7 @@ impl Connection<'_> {
         // (What has come already waits for a server with what is before it, and no longer.)
         let mut until = None;
         loop {
-            while input.left().len() < REQUEST_BYTES {
+            while input.left().len() < self.agreed.request_bytes() {
                 match self.await_input(&mut input, &mut watcher) {
                     Ok(true) => until = None,
                     Ok(false) => {}
@@ -244,10 +242,11 @@ impl Connection<'_> {
                     Err(error) => return Err(error),
                 }
             }
-            let Some(request) = input.take().and_then(|bytes| Request::read(&bytes)) else {
+            let Some(request) = Request::read(input.left(), self.agreed) else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
-            if request.kind == DISCONNECT {
+            input.from += self.agreed.request_bytes();
+            if request.kind == wire::DISCONNECT {
                 return Ok(());
             }
             let is_taken = |flight: &Flight| flight.unsent() <= UNSENT_MOST;
@@ -328,28 +327,36 @@ impl Connection<'_> {
         input: &mut Input,
         until: &mut Option<Instant>,
     ) -> io::Result<()> {
-        let Request { cookie, offset, length, .. } = *request;
-        let (length, is_write) = (length as usize, request.kind == WRITE);
-        if is_write && length > REQUEST_MOST as usize {
+        let Request { cookie, offset, length, payload, .. } = *request;
+        if payload > REQUEST_MOST.into() {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let mut of = Of { cookie, reads: 0, piece: None };
+        let to = To { cookie, offset };
+        let mut of = Of { to, carries: Carries::Nothing, piece: None };
         let op = match self.allowed(request) {
             Ok(op) => op,
             Err(errno) => {
-                if is_write {
-                    input.pass(self, length)?;
-                }
+                input.pass(self, payload as usize)?;
                 self.conclude(&of, Err(errno));
                 return Ok(());
             }
         };
-        if !matches!(op, Op::Read | Op::Write) || length <= SLOT_BYTES {
-            of.reads = if op == Op::Read { length } else { 0 };
-            return self.ask_once(of, op, request.flags(), (offset, length), input, until);
+        let (reads, has_chunks) = (op == Op::Read, self.agreed.has_chunks());
+        let is_bytes = reads || op == Op::Write;
+        if !is_bytes || length <= SLOT_BYTES as u64 {
+            of.carries = match op {
+                Op::Read => Carries::Bytes(length as usize),
+                Op::Extents => Carries::Extents { one: request.flags & ONE != 0 },
+                _ => Carries::Nothing,
+            };
+            let sparse = has_chunks && reads && length >= SPARSE_LEAST;
+            let flags = Flags { sparse, ..request.flags() };
+            return self.ask_once(of, op, flags, (offset, length), input, until);
         }
+        // (Bytes of a request are within `REQUEST_MOST`.)
+        let length = length as usize;
         let mut whole = Whole { left: length.div_ceil(SLOT_BYTES), done: Ok(()), read: Vec::new() };
-        if op == Op::Read {
+        if reads && !has_chunks {
             let has_room = |flight: &Flight| flight.held + length <= REQUEST_MOST as usize;
             if !has_room(&self.flight()) {
                 self.aside(|| self.await_answers(has_room));
@@ -360,9 +367,10 @@ impl Connection<'_> {
         let whole = Arc::new(Mutex::new(whole));
         for at in (0..length).step_by(SLOT_BYTES) {
             let part = SLOT_BYTES.min(length - at);
-            let reads = if op == Op::Read { part } else { 0 };
-            let of = Of { cookie, reads, piece: Some((whole.clone(), at)) };
-            self.ask_once(of, op, request.flags(), (offset + at as u64, part), input, until)?;
+            let carries = if reads { Carries::Bytes(part) } else { Carries::Nothing };
+            let of = Of { to, carries, piece: Some((whole.clone(), at)) };
+            let flags = Flags { sparse: has_chunks && reads, ..request.flags() };
+            self.ask_once(of, op, flags, (offset + at as u64, part as u64), input, until)?;
         }
         Ok(())
     }
@@ -370,14 +378,29 @@ impl Connection<'_> {
     /// What can be asked for at all.
     fn allowed(&self, request: &Request) -> Result<Op, i32> {
         let op = request.op().ok_or(libc::EINVAL)?;
-        let flags = if op == Op::Zero { FUA | NO_HOLE | FAST_ZERO } else { FUA };
-        let end = request.offset.checked_add(request.length.into());
+        let agreed = self.agreed;
+        let flags = FUA
+            | match op {
+                Op::Zero => NO_HOLE | FAST_ZERO,
+                Op::Read if agreed.has_chunks() => WHOLE,
+                Op::Write if agreed.extended => PAYLOAD,
+                Op::Extents => ONE,
+                _ => 0,
+            };
+        // (All that is written follows its request.)
+        let is_short = op == Op::Write && request.payload != request.length;
+        let is_agreed = op != Op::Extents || agreed.allocation && request.length > 0;
+        let end = request.offset.checked_add(request.length);
         let is_inside = op == Op::Flush || end.is_some_and(|end| end <= self.bytes);
         match op {
-            _ if request.flags & !flags != 0 => Err(libc::EINVAL),
+            _ if request.flags & !flags != 0 || is_short || !is_agreed => Err(libc::EINVAL),
             Op::Write | Op::Zero if !is_inside => Err(libc::ENOSPC),
-            Op::Read if request.length > REQUEST_MOST => Err(libc::EINVAL),
+            Op::Read if request.length > REQUEST_MOST.into() => Err(libc::EINVAL),
             _ if !is_inside => Err(libc::EINVAL),
+            // (One chunk is one slot's.)
+            Op::Read if request.flags & WHOLE != 0 && request.length > SLOT_BYTES as u64 => {
+                Err(libc::EOVERFLOW)
+            }
             _ => Ok(op),
         }
     }
@@ -388,7 +411,7 @@ impl Connection<'_> {
         of: Of,
         op: Op,
         flags: Flags,
-        (offset, length): (u64, usize),
+        (offset, length): (u64, u64),
         input: &mut Input,
         until: &mut Option<Instant>,
     ) -> io::Result<()> {
@@ -396,14 +419,15 @@ impl Connection<'_> {
             Ok(turn) => turn,
             Err(errno) => {
                 if op == Op::Write {
-                    input.pass(self, length)?;
+                    input.pass(self, length as usize)?;
                 }
                 self.conclude(&of, Err(errno));
                 return Ok(());
             }
         };
-        turn.prepare(op, flags, offset, length as u64);
+        turn.prepare(op, flags, offset, length);
         if op == Op::Write {
+            let length = length as usize;
             let (server, mut received) = (turn.answers(), Ok(0));
             turn.fill(length, |to, part| {
                 received = input.read(self, to, part, || !server.is_lost());
@@ -438,7 +462,7 @@ impl Connection<'_> {
                 let flight = self.flight();
                 (flight.is_deaf, flight.requests() >= SLOTS)
             };
-            if op == Op::Read && is_deaf {
+            if matches!(op, Op::Read | Op::Extents) && is_deaf {
                 return Err(libc::EIO);
             }
             if is_full {
@@ -499,28 +523,43 @@ impl Connection<'_> {
     /// What could not be asked for is answered.
     fn conclude(&self, of: &Of, done: Result<(), i32>) {
         let mut flight = self.flight();
-        if let Some((head, _)) = self.answer_to(&mut flight, of, done, std::ptr::null()) {
-            self.send(&mut flight, &mut [part(head.as_ptr(), head.len())]);
+        if let Some(Answer { head, body, .. }) = self.answer_to(&mut flight, of, done, None) {
+            let parts = [head.bytes(), &body].map(|bytes| part(bytes.as_ptr(), bytes.len()));
+            let mut parts: Vec<_> = parts.into_iter().filter(|part| part.iov_len > 0).collect();
+            self.send(&mut flight, &mut parts);
         }
     }
 
-    /// The answer, with what was read if it is not in a slot; of a piece it is none until all are done. What this one has read, if it is one, is there.
+    /// The answer; of a piece it is none until all are done, unless it is a chunk. `turn`: who has what this one has read, or was told.
     fn answer_to(
         &self,
         flight: &mut Flight,
         of: &Of,
         mut done: Result<(), i32>,
-        from: *const u8,
-    ) -> Option<([u8; REPLY_BYTES], Vec<u8>)> {
+        turn: Option<&Turn>,
+    ) -> Option<Answer> {
+        let mut extents = Vec::new();
+        if let (Carries::Extents { one }, Some(turn)) = (of.carries, turn) {
+            done = turn.extents(done).map(|found| extents = found);
+            extents.truncate(if one { 1 } else { usize::MAX });
+        }
         let mut read = Vec::new();
         if let Some((whole, at)) = &of.piece {
             let mut whole = locked(whole);
-            if let (Ok(()), Some(to)) = (done, whole.read.get_mut(*at..*at + of.reads)) {
-                // SAFETY: a slot has so many bytes, which are there as long as its turn: callers.
+            let to = whole.read.get_mut(*at..*at + of.reads());
+            if let (Ok(()), Some(to), Some(turn)) = (done, to, turn) {
+                // SAFETY: a slot has so many bytes, which are there as long as its turn.
                 #[allow(unsafe_code)]
                 unsafe {
-                    std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+                    std::ptr::copy_nonoverlapping(turn.bytes(), to.as_mut_ptr(), to.len());
                 }
+            }
+            if self.agreed.has_chunks() && of.reads() > 0 {
+                whole.left -= 1;
+                let is_last = whole.left == 0;
+                drop(whole);
+                let why = self.say_why(flight, done);
+                return Some(self.chunk(of, done, is_last, turn, &why));
             }
             whole.done = whole.done.and(done);
             whole.left -= 1;
@@ -534,19 +573,57 @@ impl Connection<'_> {
                 read.clear();
             }
         }
-        self.say_why(flight, done);
-        Some((head(of.cookie, done), read))
+        let why = self.say_why(flight, done);
+        let (agreed, to) = (self.agreed, of.to);
+        Some(match (of.carries, done) {
+            _ if !agreed.has_chunks() => Answer {
+                has_slot: done.is_ok() && of.reads() > 0 && of.piece.is_none(),
+                body: read,
+                head: Head::simple(to, done),
+            },
+            (Carries::Bytes(_), _) => self.chunk(of, done, true, turn, &why),
+            (_, Err(errno)) => wire::failed(agreed, to, true, errno, None, &why).into(),
+            (Carries::Extents { .. }, Ok(())) => wire::extents(agreed, to, &extents).into(),
+            (Carries::Nothing, Ok(())) => Head::done(agreed, to).into(),
+        })
     }
 
-    /// A client is told a number: here is why.
-    fn say_why(&self, flight: &mut Flight, done: Result<(), i32>) {
-        if done == Err(libc::EIO)
-            && let Some(why) = self.reader.why_not()
-            && flight.said.as_ref() != Some(&why)
-        {
-            (self.say)(&why);
-            flight.said = Some(why);
+    /// What was read, or why not, of an answer in chunks.
+    fn chunk(
+        &self,
+        of: &Of,
+        done: Result<(), i32>,
+        is_last: bool,
+        turn: Option<&Turn>,
+        why: &str,
+    ) -> Answer {
+        let (agreed, to, bytes) = (self.agreed, of.to, of.reads());
+        let at = of.piece.as_ref().map(|(_, at)| to.offset + *at as u64);
+        let from = at.unwrap_or(to.offset);
+        match done {
+            Err(errno) => wire::failed(agreed, to, is_last, errno, at, why).into(),
+            Ok(()) if bytes == 0 => Head::empty(agreed, to).into(),
+            Ok(()) if turn.is_some_and(Turn::is_hole) => {
+                Head::hole(agreed, to, is_last, from, bytes).into()
+            }
+            Ok(()) => {
+                let head = Head::data(agreed, to, is_last, from, bytes);
+                Answer { head, body: Vec::new(), has_slot: true }
+            }
         }
+    }
+
+    /// A client without chunks is told a number: here is why, each reason once. It is empty where there is none.
+    fn say_why(&self, flight: &mut Flight, done: Result<(), i32>) -> String {
+        if done != Err(libc::EIO) {
+            return String::new();
+        }
+        let why = self.reader.why_not();
+        if let Some(why) = why.as_ref().filter(|why| flight.said.as_ref() != Some(*why)) {
+            (self.say)(why);
+            flight.said = Some(why.clone());
+        }
+        why.unwrap_or_default()
     }
 
     /// Sends all that is answered; false if nothing is.
@@ -564,16 +641,17 @@ impl Connection<'_> {
         }
         let answers: Vec<_> = answered
             .iter()
-            .map(|(asked, done)| self.answer_to(flight, &asked.of, *done, asked.turn.bytes()))
+            .map(|(asked, done)| self.answer_to(flight, &asked.of, *done, Some(&asked.turn)))
             .collect();
         let mut parts = Vec::with_capacity(2 * answers.len());
-        for ((asked, done), answer) in answered.iter().zip(&answers) {
-            let Some((head, read)) = answer else { continue };
-            parts.push(part(head.as_ptr(), head.len()));
-            if !read.is_empty() {
-                parts.push(part(read.as_ptr(), read.len()));
-            } else if done.is_ok() && asked.of.reads > 0 && asked.of.piece.is_none() {
-                parts.push(part(asked.turn.bytes(), asked.of.reads));
+        for ((asked, _), answer) in answered.iter().zip(&answers) {
+            let Some(Answer { head, body, has_slot }) = answer else { continue };
+            parts.push(part(head.bytes().as_ptr(), head.bytes().len()));
+            if !body.is_empty() {
+                parts.push(part(body.as_ptr(), body.len()));
+            }
+            if *has_slot {
+                parts.push(part(asked.turn.bytes(), asked.of.reads()));
             }
         }
         self.send(flight, &mut parts);
@@ -727,12 +805,6 @@ impl Input {
 
     fn left(&self) -> &[u8] {
         &self.bytes[self.from..self.to]
-    }
-
-    fn take(&mut self) -> Option<[u8; REQUEST_BYTES]> {
-        let bytes = *self.left().first_chunk()?;
-        self.from += REQUEST_BYTES;
-        Some(bytes)
     }
 
     /// At least a byte more.

@@ -1,4 +1,4 @@
-//! The beginning of a connection: fixed newstyle, without structured replies.
+//! The beginning of a connection: fixed newstyle, with structured replies, extended headers and base:allocation for who asks for them.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ringlet_disk::{Reader, Source};
 
 use crate::Export;
-use crate::connection::REQUEST_MOST;
+use crate::wire::{ALLOCATION, Agreed, REQUEST_MOST};
 
 const MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 const OPTION: u64 = u64::from_be_bytes(*b"IHAVEOPT");
@@ -22,10 +22,15 @@ const ABORT: u32 = 2;
 const LIST: u32 = 3;
 const INFO: u32 = 6;
 const GO: u32 = 7;
+const STRUCTURED: u32 = 8;
+const LIST_CONTEXTS: u32 = 9;
+const SET_CONTEXTS: u32 = 10;
+const EXTENDED: u32 = 11;
 
 const ACK: u32 = 1;
 const SERVER: u32 = 2;
 const ABOUT: u32 = 3;
+const CONTEXT: u32 = 4;
 const UNSUPPORTED: u32 = 1 << 31 | 1;
 const INVALID: u32 = 1 << 31 | 3;
 const UNKNOWN: u32 = 1 << 31 | 6;
@@ -41,18 +46,24 @@ const CAN_FLUSH: u16 = 1 << 2;
 const CAN_FUA: u16 = 1 << 3;
 const CAN_TRIM: u16 = 1 << 5;
 const CAN_ZERO: u16 = 1 << 6;
+const CAN_READ_WHOLE: u16 = 1 << 7;
 /// The disk's server has it open once, and nobody else keeps anything.
 const CAN_MULTI_CONN: u16 = 1 << 8;
 const CAN_FAST_ZERO: u16 = 1 << 11;
 
-/// A name has 4 KiB at most; an option's bytes are some more.
-const OPTION_MOST: u32 = 8 << 10;
+/// A name has 4 KiB at most, and so has what is asked of it; an option's bytes are some more.
+const OPTION_MOST: u32 = 16 << 10;
+
+const CONTEXT_NAME: &[u8] = b"base:allocation";
+/// All of its namespace, where contexts are listed.
+const NAMESPACE: &[u8] = b"base:";
 const PREFERRED_BYTES: u32 = 4 << 10;
 
-fn flags(disk: &Source) -> u16 {
+fn flags(disk: &Source, agreed: Agreed) -> u16 {
     let changes = CAN_TRIM | CAN_ZERO | CAN_FAST_ZERO;
     let more = if disk.is_read_only() { READ_ONLY } else { changes };
-    HAS_FLAGS | CAN_FLUSH | CAN_FUA | CAN_MULTI_CONN | more
+    let whole = if agreed.has_chunks() { CAN_READ_WHOLE } else { 0 };
+    HAS_FLAGS | CAN_FLUSH | CAN_FUA | CAN_MULTI_CONN | more | whole
 }
 
 fn word<const BYTES: usize>(from: &mut impl Read) -> io::Result<[u8; BYTES]> {
@@ -81,8 +92,28 @@ fn asked(mut data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     is_whole.then(|| (name, kinds.collect()))
 }
 
-/// The disk's seat that is for this connection from now on. `None`: its client wants no more.
-pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<Reader>> {
+/// A string behind its length, and what follows it.
+fn text(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = data.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_be_bytes(*length) as usize)
+}
+
+/// Of which export contexts are asked for, and which: name, queries.
+fn queried(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let (name, data) = text(data)?;
+    let (count, mut rest) = data.split_first_chunk::<4>()?;
+    let mut queries = Vec::new();
+    // (As many as are said, which may be more than there are.)
+    for _ in 0..u32::from_be_bytes(*count) {
+        let (query, behind) = text(rest)?;
+        queries.push(query);
+        rest = behind;
+    }
+    rest.is_empty().then_some((name, queries))
+}
+
+/// The disk's seat that is for this connection from now on, and how it is spoken there. `None`: its client wants no more.
+pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<(Reader, Agreed)>> {
     let mut stream: &UnixStream = peer;
     let disk = &export.source;
     let is_ours = |name: &[u8]| name.is_empty() || name == disk.name().as_bytes();
@@ -93,6 +124,7 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<R
     if theirs & !(FIXED | NO_ZEROES) != 0 {
         return Ok(None);
     }
+    let mut agreed = Agreed::default();
     loop {
         if u64::from_be_bytes(word(&mut stream)?) != OPTION {
             return Ok(None);
@@ -104,16 +136,18 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<R
         let mut data = vec![0; length as usize];
         stream.read_exact(&mut data)?;
         match option {
+            // (Who has asked for extended headers may not begin so.)
+            EXPORT_NAME if agreed.extended => return Ok(None),
             EXPORT_NAME => {
                 // (Of what is wrong there is no answer.)
                 let Some(Ok(reader)) = is_ours(&data).then(|| export.reader(peer)) else {
                     return Ok(None);
                 };
                 let mut answer = disk.bytes().to_be_bytes().to_vec();
-                answer.extend(flags(disk).to_be_bytes());
+                answer.extend(flags(disk, agreed).to_be_bytes());
                 answer.resize(if theirs & NO_ZEROES != 0 { 10 } else { 134 }, 0);
                 stream.write_all(&answer)?;
-                return Ok(Some(reader));
+                return Ok(Some((reader, agreed)));
             }
             ABORT => {
                 reply(stream, option, ACK, &[])?;
@@ -141,7 +175,7 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<R
                     };
                     let mut about = ABOUT_EXPORT.to_be_bytes().to_vec();
                     about.extend(disk.bytes().to_be_bytes());
-                    about.extend(flags(disk).to_be_bytes());
+                    about.extend(flags(disk, agreed).to_be_bytes());
                     reply(stream, option, ABOUT, &about)?;
                     if kinds.contains(&ABOUT_BLOCKS) {
                         let mut about = ABOUT_BLOCKS.to_be_bytes().to_vec();
@@ -151,12 +185,43 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<R
                         reply(stream, option, ABOUT, &about)?;
                     }
                     reply(stream, option, ACK, &[])?;
-                    if reader.is_some() {
-                        return Ok(reader);
+                    if let Some(reader) = reader {
+                        return Ok(Some((reader, agreed)));
                     }
                 }
             },
-            LIST => reply(stream, option, INVALID, &[])?,
+            STRUCTURED if data.is_empty() => {
+                agreed.structured = true;
+                reply(stream, option, ACK, &[])?;
+            }
+            EXTENDED if data.is_empty() => {
+                agreed.extended = true;
+                reply(stream, option, ACK, &[])?;
+            }
+            LIST_CONTEXTS | SET_CONTEXTS => {
+                let sets = option == SET_CONTEXTS;
+                // (What was set before is not set any more, whatever comes of this.)
+                agreed.allocation &= !sets;
+                match queried(&data).filter(|_| agreed.has_chunks()) {
+                    None => reply(stream, option, INVALID, &[])?,
+                    Some((name, _)) if !is_ours(name) => {
+                        reply(stream, option, UNKNOWN, b"another disk is shown here")?;
+                    }
+                    Some((_, queries)) => {
+                        let lists_all = !sets && queries.is_empty();
+                        let is_meant =
+                            |query: &&[u8]| *query == CONTEXT_NAME || !sets && *query == NAMESPACE;
+                        if lists_all || queries.iter().any(is_meant) {
+                            agreed.allocation |= sets;
+                            let number = if sets { ALLOCATION } else { 0 };
+                            let context = [&number.to_be_bytes()[..], CONTEXT_NAME].concat();
+                            reply(stream, option, CONTEXT, &context)?;
+                        }
+                        reply(stream, option, ACK, &[])?;
+                    }
+                }
+            }
+            LIST | STRUCTURED | EXTENDED => reply(stream, option, INVALID, &[])?,
             _ => reply(stream, option, UNSUPPORTED, &[])?,
         }
     }
@@ -183,5 +248,26 @@ mod tests {
         assert_eq!(asked(&[&right[..], b"x"].concat()), None);
         assert_eq!(asked(&words(b"", 1, &[])), None);
         assert_eq!(asked(&[255; 12]), None);
+    }
+
+    #[test]
+    fn what_contexts_are_asked_for_is_whole() {
+        let text = |text: &[u8]| [&(text.len() as u32).to_be_bytes()[..], text].concat();
+        let words = |count: u32, queries: &[&[u8]]| {
+            let mut data = [text(b"disk"), count.to_be_bytes().to_vec()].concat();
+            data.extend(queries.iter().flat_map(|query| text(query)));
+            data
+        };
+        let queries = [CONTEXT_NAME, b"", b"other:x"];
+        let right = words(3, &queries);
+        assert_eq!(queried(&right), Some((&b"disk"[..], queries.to_vec())));
+        assert_eq!(queried(&words(0, &[])), Some((&b"disk"[..], vec![])));
+        for length in 0..right.len() {
+            assert_eq!(queried(&right[..length]), None, "{length}");
+        }
+        assert_eq!(queried(&[&right[..], b"x"].concat()), None);
+        assert_eq!(queried(&words(2, &queries)), None);
+        assert_eq!(queried(&words(u32::MAX, &queries)), None);
+        assert_eq!(queried(&[255; 12]), None);
     }
 }

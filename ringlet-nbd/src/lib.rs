@@ -6,6 +6,7 @@
 
 mod connection;
 mod handshake;
+mod wire;
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use ringlet_disk::{READERS, Reader, Source};
 use ringlet_linux::{meet, sys};
+
+use crate::wire::Agreed;
 
 /// Connections at a time, with those that are not beyond their greeting yet: where there are as many, one of those makes way.
 const CONNECTIONS: usize = 2 * READERS;
@@ -119,8 +122,8 @@ impl Export<'_> {
     }
 
     fn meet(&self, stream: &Arc<UnixStream>) -> io::Result<()> {
-        let serve = |reader: Reader| {
-            let done = connection::serve(stream, &reader, self.say);
+        let serve = |(reader, agreed): (Reader, Agreed)| {
+            let done = connection::serve(stream, &reader, agreed, self.say);
             let before = locked(&self.idle).replace(reader);
             drop(before);
             done

@@ -229,6 +229,235 @@ class Raw:
         return struct.unpack(">I", answer[4:8])[0]
 
 
+class Chunks(Raw):
+    """One that has agreed on chunks, compact or extended; and on base:allocation, unless it is not asked for."""
+
+    STRUCTURED, EXTENDED = 8, 11
+    CONTEXT = struct.pack(">II", 0, 1) + struct.pack(">I", 15) + b"base:allocation"
+
+    def __init__(self, reader, kind, allocation=True):
+        self.stream = socket.socket(socket.AF_UNIX)
+        self.stream.settimeout(LIMIT)
+        self.stream.connect(str(reader.socket))
+        self.stream.sendall(struct.pack(">I", 3))
+        self.get(18)
+        self.is_extended = kind == self.EXTENDED
+        require(self.option(kind) == [(1, b"")], "there are no chunks")
+        if allocation:
+            require(self.option(10, self.CONTEXT) == [(4, struct.pack(">I", 1) + b"base:allocation"), (1, b"")], "no context")
+        self.begun = self.option(7, struct.pack(">IH", 0, 0))
+        require(self.begun[-1] == (1, b""), f"{self.begun}")
+
+    def option(self, number, data=b""):
+        """What is replied, as kinds and data, up to the last one."""
+        self.stream.sendall(self.HEAD.pack(b"IHAVEOPT", number, len(data)) + data)
+        replies = []
+        while not replies or not (replies[-1][0] == 1 or replies[-1][0] >> 31):
+            magic, to, kind, length = struct.unpack(">QIII", self.get(20))
+            require((magic, to) == (0x3E889045565A9, number), f"{magic:x} {to}")
+            replies.append((kind, self.get(length)))
+        return replies
+
+    def ask(self, kind, at, length, data=b"", cookie=7, flags=0):
+        if self.is_extended:
+            flags |= (32 if kind == 1 else 0)
+            self.stream.sendall(struct.pack(">IHHQQQ", 0x21E41C71, flags, kind, cookie, at, length) + data)
+        else:
+            self.stream.sendall(self.request(kind, at, length, data, cookie, flags))
+        self.at = at
+
+    def answer(self):
+        """The chunks of the next answer: kind, body. A simple reply is one of kind None, with its error."""
+        chunks, flags = [], 0
+        while not flags & 1:
+            magic = struct.unpack(">I", self.get(4))[0]
+            if magic == 0x67446698:
+                require(not self.is_extended, "a simple reply")
+                return [(None, struct.unpack(">IQ", self.get(12))[0])]
+            require(magic == (0x6E8A278C if self.is_extended else 0x668E33EF), f"{magic:x}")
+            flags, kind, cookie = struct.unpack(">HHQ", self.get(12))
+            if self.is_extended:
+                at, length = struct.unpack(">QQ", self.get(16))
+                require(at == self.at, "another place")
+            else:
+                length = struct.unpack(">I", self.get(4))[0]
+            require(cookie == 7, "another cookie")
+            chunks.append((kind, self.get(length)))
+        return chunks
+
+    def read(self, at, length, flags=0):
+        """The bytes, and how many of them were sent; or an error."""
+        self.ask(0, at, length, flags=flags)
+        found, covered, sent = bytearray(length), 0, 0
+        for kind, body in self.answer():
+            if kind >> 15:
+                return struct.unpack(">I", body[:4])[0]
+            if kind == 0:
+                continue
+            from_, = struct.unpack(">Q", body[:8])
+            size = len(body) - 8 if kind == 1 else struct.unpack(">I", body[8:])[0]
+            require(kind in (1, 2) and at <= from_ and from_ + size <= at + length and size > 0, f"{kind} {from_} {size}")
+            if kind == 1:
+                found[from_ - at:from_ - at + size] = body[8:]
+                sent += size
+            covered += size
+        require(covered == length, f"{covered} bytes of {length}")
+        return bytes(found), sent
+
+    def status(self, at, length, flags=0):
+        """Extents, as lengths and whether they are holes; or an error."""
+        self.ask(7, at, length, flags=flags)
+        (kind, body), = self.answer()
+        if kind >> 15:
+            return struct.unpack(">I", body[:4])[0]
+        require(kind == (6 if self.is_extended else 5) and struct.unpack(">I", body[:4])[0] == 1, f"{kind} {body[:8]}")
+        if self.is_extended:
+            require(struct.unpack(">I", body[4:8])[0] * 16 == len(body) - 8, "another count")
+        found = list(struct.iter_unpack(">QQ" if self.is_extended else ">II", body[8 if self.is_extended else 4:]))
+        require(all(size > 0 and status in (0, 3) for size, status in found), f"{found}")
+        return [(size, status == 3) for size, status in found]
+
+
+@scene
+def sparse(place, seed):
+    """What is held is told, and what is a hole is not sent, in chunks of both kinds; nbdcopy, nbdinfo and qemu-img find and keep holes."""
+    dice, size = random.Random(seed), 64 * MB
+    path, copy = place.file(size), place.path("copy")
+    kept = [(3 * MB, 2 * MB), (20 * MB, MB), (40 * MB, 256 << 10)]
+    model = bytearray(size)
+    with open(path, "r+b") as file:
+        for at, length in kept:
+            model[at:at + length] = dice.randbytes(length)
+            file.seek(at)
+            file.write(model[at:at + length])
+    with served(place, "sparse", path), attached(place, "sparse") as reader:
+        client = connect(reader.uri)
+        require(client.get_structured_replies_negotiated() and client.can_df(), "no structured replies")
+        for kind in (Chunks.STRUCTURED, Chunks.EXTENDED):
+            each = Chunks(reader, kind)
+            done = [(0, b"")] if each.is_extended else [(None, 0)]
+            found, at = [], 0
+            while at < size:
+                extents = each.status(at, size - at)
+                found += extents
+                at += sum(length for length, _ in extents)
+            require(at == size and found == holes_of(kept, size), f"{found}")
+            require(each.status(MB, 8 * MB, flags=8) == [(2 * MB, True)], "not one extent")
+            require(each.status(size - 5, 5) == [(5, True)], "another end")
+            require(each.read(0, 32 * MB) == (model[:32 * MB], 3 * MB), "other bytes, or holes are sent")
+            require(each.read(8 * MB, 256 << 10, flags=4) == (bytes(256 << 10), 0), "a hole is sent")
+            for at, length in ((3 * MB - 100, 200), (5 * MB - 7, MB + 9), (40 * MB + 5, 0), (size - 1, 1)):
+                require(each.read(at, length)[0] == model[at:at + length], f"other bytes at {at}")
+            require(each.read(3 * MB - 100, 256 << 10, flags=4)[0] == model[3 * MB - 100:][:256 << 10], "other bytes as one")
+            # What is written, made zeros and trimmed is told so at once.
+            each.ask(1, 50 * MB, MB, b"x" * MB)
+            require(each.answer() == done, "it is not written")
+            require(each.status(49 * MB, 3 * MB) == [(MB, True), (MB, False), (MB, True)], f"{each.status(49 * MB, 3 * MB)}")
+            each.ask(6, 50 * MB, MB)
+            require(each.answer() == done, "it is not made zeros")
+            require(each.status(49 * MB, 3 * MB) == [(3 * MB, True)], "it is no hole")
+            if each.is_extended:
+                # (More than 32 bits have, and than there is.)
+                for what in (4, 6):
+                    each.ask(what, 0, 1 << 33)
+                    require([kind >> 15 for kind, _ in each.answer()] == [1], "it goes on")
+        require(path.read_bytes() == model, "other bytes in the file")
+        run("nbdcopy", reader.uri, copy)
+        is_same(path, copy)
+        require(os.stat(copy).st_blocks * 512 <= 8 * MB, "the copy has no holes")
+        said = run("nbdinfo", "--map", reader.uri)
+        require(len(said.splitlines()) == 7 and "hole,zero" in said, said)
+        if shutil.which("qemu-img"):
+            said = run("qemu-img", "map", "--output=json", reader.uri)
+            require(said.count('"data": true') == 3, said)
+            other = place.path("other")
+            run("qemu-img", "convert", "-O", "raw", reader.uri, other)
+            is_same(path, other)
+            require(os.stat(other).st_blocks * 512 <= 8 * MB, "qemu's copy has no holes")
+            run("qemu-img", "convert", "-n", "-O", "raw", other, reader.uri)
+            is_same(path, copy)
+
+
+def holes_of(kept, size):
+    found, at = [], 0
+    for begins, length in kept:
+        found += [(begins - at, True), (length, False)]
+        at = begins + length
+    return [*found, (size - at, True)]
+
+
+@scene
+def strange_chunks(place, seed):
+    """Who asks for chunks, contexts and extended headers as he should not is told so, or is left; all others go on."""
+    dice, path = random.Random(seed), place.file(MB)
+    with served(place, "odd", path) as _, attached(place, "odd") as reader:
+        client = connect(reader.uri)
+        text = lambda text: struct.pack(">I", len(text)) + text
+        odd = Raw.__new__(Chunks)
+        odd.stream = socket.socket(socket.AF_UNIX)
+        odd.stream.settimeout(LIMIT)
+        odd.stream.connect(str(reader.socket))
+        odd.stream.sendall(struct.pack(">I", 3))
+        odd.get(18)
+        invalid, unknown = 1 << 31 | 3, 1 << 31 | 6
+        last = lambda *words: odd.option(*words)[-1][0]
+        # (Contexts need chunks.)
+        require(last(10, Chunks.CONTEXT) == last(9, Chunks.CONTEXT) == invalid, "contexts without chunks")
+        require(last(8, b"x") == last(11, b"x") == invalid and last(8) == 1, "data where there is none")
+        require(last(10, text(b"another") + Chunks.CONTEXT[4:]) == unknown, "another disk's context")
+        for cut in range(len(Chunks.CONTEXT)):
+            require(last(dice.choice([9, 10]), Chunks.CONTEXT[:cut]) == invalid, f"{cut} bytes of it do")
+        for words in (Chunks.CONTEXT + b"x", text(b"") + b"\xff" * 4, text(b"") + struct.pack(">I", 2) + Chunks.CONTEXT[8:], b"\xff" * 4096):
+            require(last(10, words) == invalid, f"{words[:40]} does")
+        context = lambda *queries: text(b"") + struct.pack(">I", len(queries)) + b"".join(text(each) for each in queries)
+        contexts = lambda *words: [data[4:] for kind, data in odd.option(*words) if kind == 4]
+        require(contexts(9, context()) == contexts(9, context(b"base:", b"x:y")) == [b"base:allocation"], "it is not listed")
+        require(contexts(10, context()) == contexts(10, context(b"base:")) == contexts(10, context(b"x:y")) == [], "a wildcard is set")
+        # (Set, and set to none: the last one holds.)
+        require(contexts(10, context(*[b"base:allocation"] * 100)) == [b"base:allocation"] and contexts(10, context(b"x:y")) == [], "not once")
+        odd.is_extended = False
+        require(odd.option(7, struct.pack(">IH", 0, 0))[-1] == (1, b""), "it is not agreed with")
+        require(odd.status(0, 4096) == errno.EINVAL, "an extent without a context")
+        require(odd.read(0, 16)[0] == bytes(16), "other bytes")
+        for kind in (Chunks.STRUCTURED, Chunks.EXTENDED):
+            each = Chunks(reader, kind)
+            for at, length in ((0, 0), (MB, 1), (0, MB + 1), (1, MB), (1 << 63, 4), ((1 << 64) - 1, 1)):
+                require(each.status(at, length) == errno.EINVAL, f"extents at {at}, {length}")
+            for flags in (1 << 2, 1 << 4, 1 << 6, 1 << 15):
+                require(each.status(0, 4096, flags=flags) == errno.EINVAL, f"flags {flags}")
+            require(each.read(0, (256 << 10) + 1, flags=4) == errno.EOVERFLOW, "too much as one chunk")
+            require(each.read(0, MB + 1) == each.read(0, 64 << 20) == errno.EINVAL, "it is read")
+            each.ask(99, 0, 4096)
+            require(each.answer()[0][0] >> 15 == 1, "there is no such kind")
+            require(each.status(0, MB) == [(MB, True)], "it does not go on")
+        # What follows a request that has none is passed, as far as one may send.
+        each = Chunks(reader, Chunks.EXTENDED)
+        for kind in (0, 3, 4, 6, 7, 99):
+            each.ask(kind, 0, 70_000, b"x" * 70_000, flags=32)
+            require([kind >> 15 for kind, _ in each.answer()] == [1], f"kind {kind} with bytes")
+        each.stream.sendall(struct.pack(">IHHQQQ", 0x21E41C71, 0, 1, 7, 0, 4096))
+        each.at = 0
+        require([kind >> 15 for kind, _ in each.answer()] == [1], "a write without bytes")
+        require(each.read(0, 32)[0] == bytes(32), "it does not go on")
+        for words in (
+            struct.pack(">IHHQQQ", 0x21E41C71, 32, 1, 7, 0, 1 << 40), struct.pack(">IHHQQQ", 0x21E41C71, 32, 7, 7, 0, (32 << 20) + 1),
+            Raw.request(0, 0, 4096) + bytes(4), dice.randbytes(32),
+        ):
+            each = Chunks(reader, Chunks.EXTENDED)
+            each.stream.sendall(words)
+            require(each.get(1) == b"", f"{words[:40]}: it goes on")
+        each = Chunks.__new__(Chunks)
+        each.stream = socket.socket(socket.AF_UNIX)
+        each.stream.settimeout(LIMIT)
+        each.stream.connect(str(reader.socket))
+        each.stream.sendall(struct.pack(">I", 3))
+        each.get(18)
+        require(each.option(11) == [(1, b"")], "no extended headers")
+        each.stream.sendall(Raw.HEAD.pack(b"IHAVEOPT", 1, 0))
+        require(each.get(1) == b"", "it begins without a word about extended headers")
+        require(client.pread(4, 0) == bytes(4) and path.read_bytes() == bytes(MB), "others do not go on")
+
+
 @scene
 def leaves(place, seed):
     """Who asks, and then says that he leaves, or says no more, is answered all the same; and if he has left, what he asked for is done all the same, before

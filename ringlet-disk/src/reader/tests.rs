@@ -15,7 +15,7 @@ use crate::layout::{
     publish, random, read_at, written_at,
 };
 use crate::server::tests::{CUT_OFF, DAWDLES};
-use crate::{Options, Said, serve};
+use crate::{Extent, Options, Said, serve};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const BYTES: usize = 3 * SLOT_BYTES + 1000;
@@ -191,6 +191,9 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
         no(Op::Read, 1 << 63, 8),
         no(Op::Read, 0, u64::MAX),
         no(Op::Write, bytes - 1, 2),
+        no(Op::Extents, 0, 0),
+        no(Op::Extents, bytes, 1),
+        no(Op::Extents, 1, u64::MAX),
         writes(Op::Write),
         writes(Op::Trim),
         writes(Op::Zero),
@@ -215,7 +218,7 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
         let at = 4096 * (1 + seat) + slot * 64 + (roll() as usize % 3) * 8;
         let word = match roll() % 4 {
             // (No greeting, which would give the seat to another one.)
-            0 => 1 + roll() % 5,
+            0 => 1 + roll() % 6,
             1 => roll() % (2 * bytes),
             2 => roll(),
             _ => roll() | 1 << 31,
@@ -279,6 +282,54 @@ fn what_is_answered_counts_before_anybody_is_told() {
     assert_eq!(one.known.why_another(&again(boot + 1)), None);
     turn.finish();
     assert_eq!(one.known.why_another(&again(boot + 1)), None);
+}
+
+/// What is held, and what is read of it where holes need not come; whichever file system it is on, and in memory.
+#[test]
+fn holes_are_told_and_not_sent() {
+    const HOLE: usize = 2 * SLOT_BYTES;
+    let in_memory = Path::new("/dev/shm").join(format!("ringlet-sparse-{}", std::process::id()));
+    for (name, path) in [("sparse", folder().join("sparse")), ("sparse-memory", in_memory)] {
+        served_at(name, path.clone(), false);
+        let reader = open(name);
+        reader.zero(0, HOLE as u64, Flags { may_trim: true, ..Flags::default() }).unwrap();
+        reader.flush().unwrap();
+        let extent = |length: usize, is_hole| Extent { length: length as u64, is_hole };
+        let all = [extent(HOLE, true), extent(BYTES - HOLE, false)];
+        assert_eq!(reader.extents(0, BYTES as u64).unwrap(), all, "{name}");
+        let some = [extent(5, true), extent(7, false)];
+        assert_eq!(reader.extents(HOLE as u64 - 5, 12).unwrap(), some, "{name}");
+        for (offset, length) in [(0, 0), (0, BYTES as u64 + 1), (u64::MAX, 2)] {
+            assert_eq!(reader.extents(offset, length), Err(libc::EINVAL), "{name}");
+        }
+        assert!(!reader.known.has_unflushed(), "{name}: to look is no write");
+        let asked = |sparse, offset: usize| {
+            let mut turn = reader.turn(&mut None).unwrap().unwrap();
+            let flags = Flags { sparse, ..Flags::default() };
+            turn.prepare(Op::Read, flags, offset as u64, SLOT_BYTES as u64);
+            turn.ask();
+            turn.tell();
+            let began = std::time::Instant::now();
+            while turn.answer().is_none() {
+                assert!(began.elapsed() < PATIENCE, "no answer");
+                std::thread::yield_now();
+            }
+            // SAFETY: a slot has so many bytes; nobody writes there any more.
+            #[allow(unsafe_code)]
+            let bytes = unsafe { std::slice::from_raw_parts(turn.bytes(), SLOT_BYTES) }.to_vec();
+            let is_hole = turn.is_hole();
+            turn.finish();
+            (is_hole, bytes)
+        };
+        // (All are asked for in one slot, whose bytes stay where none come.)
+        let data = pattern()[HOLE..HOLE + SLOT_BYTES].to_vec();
+        assert!(asked(true, HOLE) == (false, data.clone()), "{name}");
+        assert!(asked(true, SLOT_BYTES) == (true, data), "{name}");
+        assert!(asked(false, SLOT_BYTES) == (false, vec![0; SLOT_BYTES]), "{name}");
+        let (is_hole, bytes) = asked(true, HOLE - 1);
+        assert!(!is_hole && bytes[0] == 0 && bytes[1..] == pattern()[HOLE..][..SLOT_BYTES - 1]);
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
 /// A write that begins there waits from now on, as if the device took its time. One at a time.
