@@ -47,7 +47,7 @@ reasons! {
     Stdio = 17, "stdio", "The descriptor was given to stdio.";
     IoUring = 18, "io-uring", "The process uses io_uring, which reads sockets behind ringlet's back.";
     OwnEpoll = 32, "own-epoll", "The process has an epoll set that was made by system calls around libc, which would hear nothing of the ring.";
-    OneShot = 46, "one-shot", "An epoll set that is a parent's too watches the socket by EPOLLONESHOT, and was armed each time the move was tried: only while what it told is being served is it certain that it tells nothing twice.";
+    OneShot = 46, "one-shot", "An epoll set that is a parent's too watches the socket by EPOLLONESHOT, and was armed each time the move was tried: only while what it told is being served is it certain that it tells nothing twice. Or a set watches it by a number that was closed, under which nobody can change that.";
     Around = 33, "around", "The process can call libc around ringlet: by a second libc (dlmopen), or from a library that was loaded to prefer it (RTLD_DEEPBIND).";
     Miscounted = 45, "miscounted", "The kernel's counts of this connection's bytes contradict each other: packets could not be sent, or its bytes go past TCP (a BPF sockmap).";
     Urgent = 19, "urgent", "Urgent (out-of-band) data was sent or asked for.";

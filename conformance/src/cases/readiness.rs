@@ -836,6 +836,45 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/number_reused",
+        "a set tells of a connection whose number was closed and is another's there, which it tells of too",
+        |a| {
+            let ends = [a.fresh(), a.fresh()];
+            a.sync();
+            a.warm(ends[1]);
+            for _ in 0..30 {
+                for end in ends {
+                    a.sync();
+                    end.send(b"x");
+                    end.recv(4);
+                }
+            }
+        },
+        |b| {
+            let first = b.fresh();
+            let set = Set::on(first, IN);
+            let once = Set::on(first, IN | ONESHOT);
+            let kept = End(sys::dup(first.0).expect("dup"));
+            first.close();
+            let second = b.fresh();
+            record("reused", second.0 == first.0);
+            set.add(second.0, IN, 2).expect("epoll_ctl");
+            b.sync();
+            b.warm(second);
+            once.add(second.0, IN | ONESHOT, 2).expect("epoll_ctl");
+            for _ in 0..30 {
+                for end in [kept, second] {
+                    b.sync();
+                    set.expect();
+                    end.recv(4);
+                    end.send(b"y");
+                }
+                record("once", shown(sys::epoll_wait(once.0, 4, 0)));
+                once.modify(second.0, IN | ONESHOT, 2).expect("epoll_ctl");
+            }
+        },
+    ),
+    pair(
         "readiness/only_what_is_asked",
         "events that were not asked for are not told, but for errors and hang-ups",
         |a| {

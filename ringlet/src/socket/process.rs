@@ -259,7 +259,10 @@ pub fn before_close(fd: i32, known: Known) -> bool {
                 if !leave_to_sleepers(tables, socket) {
                     release(socket, true);
                 }
-            } else if socket.fd() == fd {
+                return true;
+            }
+            epoll::number_closes(socket, fd);
+            if socket.fd() == fd {
                 let other = tables.known_fds().find(|(_, other)| core::ptr::eq(*other, socket));
                 if let Some((other, _)) = other {
                     socket.fd.set(other as u32);

@@ -1,7 +1,7 @@
 //! The hot list of a set: the watches that may be ready or were lately.
 
 use super::bells::MARK;
-use super::set::{self, Set, Watch, is_marked_unmoved, watches};
+use super::set::{self, Set, Watch, is_marked_unmoved, is_named, watches};
 use crate::socket::table::{Socket, Tables};
 use ringlet_linux::fd::{self, epoll_event};
 
@@ -42,7 +42,10 @@ pub(super) fn heat_set(tables: &Tables, set: &Set) {
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
             if core::ptr::eq(set::at(watch.set.get()), set) {
-                if is_marked_unmoved(watch) && !watch.disabled.is() {
+                if anew {
+                    watch.hot.set(0);
+                }
+                if is_marked_unmoved(watch) && !watch.disabled.is() && is_named(socket, watch) {
                     // Another process has taken what was for us.
                     arm_again(set, watch);
                 }
@@ -54,9 +57,6 @@ pub(super) fn heat_set(tables: &Tables, set: &Set) {
     }
 }
 
-/// In the kernel's set, in which it was one-shot and told.
-fn arm_again(set: &Set, watch: &Watch) {
-    let event =
 /// As who jumps out of a change of the list: it is in parts, and locked.
 #[cfg(test)]
 pub fn leave_amid(set: u32) {
@@ -66,6 +66,9 @@ pub fn leave_amid(set: u32) {
     set.hot_last.set(0);
 }
 
+/// In the kernel's set, in which it was one-shot and told.
+fn arm_again(set: &Set, watch: &Watch) {
+    let event =
         epoll_event { events: watch.events.get(), u64: MARK | u64::from(watch.marked.get()) };
     let (epfd, watched) = (set.epfd.get() as i32, watch.fd.get() as i32);
     let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, Some(event));

@@ -5,7 +5,7 @@ use super::elder::{has_elder, is_anothers};
 use super::hot::cool;
 use super::registration::{self, count_neighbour, is_neighbour, withdraw};
 use super::set::{
-    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, watches,
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, is_named, watches,
     watches_any,
 };
 use crate::socket::table::{Known, Socket, Tables, lookup, tables, tables_for_new};
@@ -64,10 +64,25 @@ fn give_back(tables: &Tables, index: u32, gives: impl Fn(&'static Socket) -> boo
         let ours = |watch: &Watch| gives && watch.adopted.is() || is_marked_unmoved(watch);
         let ours = |watch: &Watch| of_set(watch) && ours(watch);
         for (_, watch) in watches(tables, socket).filter(|(_, watch)| ours(watch)) {
+            if !is_named(socket, watch) {
+                continue;
+            }
             register_natively(set, watch);
             count_neighbour(set, watch, watch.set.is() && is_neighbour(socket));
         }
     }
+}
+
+/// One of several numbers of a socket is about to be closed, which has no meaning to us any more. What waits there for the kernel alone, under our mark,
+/// is the program's again, which nobody could say afterwards.
+pub fn number_closes(socket: &Socket, fd: i32) {
+    let Some(tables) = tables().filter(|_| watches_any(socket)) else { return };
+    let _registering = socket.registering.take();
+    let by_it = |watch: &Watch| is_marked_unmoved(watch) && watch.fd.get() == fd as u32;
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| by_it(watch)) {
+        register_natively(set::at(watch.set.get()), watch);
+    }
+    registration::number_closes(socket, fd);
 }
 
 /// `registering` held.

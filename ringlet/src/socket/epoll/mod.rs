@@ -32,7 +32,7 @@ pub use elder::{elders, inherit};
 pub use hot::leave_amid;
 pub use life::{
     after_failed_exec, after_fork, before_exec, before_fork, closed, closes_in, created,
-    give_back_inherited, given_away, named, set_of, start,
+    give_back_inherited, given_away, named, number_closes, set_of, start,
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};

@@ -6,7 +6,7 @@ use super::elder::has_elder;
 use super::hot::{cool, heat};
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, Set,
-    Watch, free, is_marked_unmoved, is_of, other_place, others_of, watches,
+    Watch, free, is_marked_unmoved, is_named, is_of, other_place, others_of, watches,
 };
 use crate::lock::Held;
 use crate::socket::context;
@@ -125,7 +125,7 @@ pub fn sending_changed(socket: &Socket) {
 
 pub(super) fn register_anew(socket: &Socket, watch: &Watch) {
     let set = watch.set.get();
-    if set == 0 {
+    if set == 0 || !is_named(socket, watch) {
         return;
     }
     let epfd = set::at(set).epfd.get() as i32;
@@ -150,7 +150,7 @@ pub fn watched_by_sleepers(socket: &Socket) -> bool {
 
 /// Before a socket is attached: its registrations stay as they are as long as the result is held. `None`, and it can't be attached now, if one
 /// of them is one-shot, armed, and not under our mark: a thread may have it from the kernel already, on its way to the program, and it must not
-/// be told twice. One that was told is safe, until the program arms it again.
+/// be told twice. One that was told is safe, until the program arms it again. And none can be changed whose number was closed.
 pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
     let tables = tables()?;
     let held = socket.registering.take()?;
@@ -160,7 +160,21 @@ pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
             && !is_marked_unmoved(watch)
             && fd::epoll_armed(epfd, watch.fd.get() as i32)
     };
-    (!watches(tables, socket).any(armed)).then_some(held)
+    let stays = |entry: (u32, &Watch)| armed(entry) || !is_named(socket, entry.1);
+    (!watches(tables, socket).any(stays)).then_some(held)
+}
+
+/// One of several numbers of a socket is about to be closed: it names the socket no more, but is open. Under it nothing can be changed afterwards.
+/// So what is ours tells of all that may matter from now on.
+pub(super) fn number_closes(socket: &Socket, fd: i32) {
+    let Some(tables) = tables() else { return };
+    let by_it = |watch: &Watch| watch.adopted.is() && watch.fd.get() == fd as u32;
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| by_it(watch)) {
+        let event = our_event(watch, socket, EPOLLOUT);
+        let event = epoll_event { events: event.events | EPOLLOUT, ..event };
+        let epfd = set::at(watch.set.get()).epfd.get() as i32;
+        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(event));
+    }
 }
 
 /// A socket was just attached: its registrations in sets become ours. Those that come later know that it is. `want`: how somebody is told who

@@ -4,7 +4,7 @@ use crate::lock::{Held, Lock};
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64, Published};
 use crate::socket::release;
-use crate::socket::table::{Socket, Tables, tables};
+use crate::socket::table::{Known, Socket, Tables, lookup, tables};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::watch::{Rest, Told};
 use ringlet_linux::map::{self, Table, Zeroed};
@@ -369,6 +369,15 @@ pub(super) fn is_of(watch: &Watch, set: &Set) -> bool {
 /// Registered by one-shot under a mark, and still the kernel's: `disabled` says whether it has told.
 pub(super) fn is_marked_unmoved(watch: &Watch) -> bool {
     watch.marked.is() && !watch.adopted.is() && watch.events.get() & EPOLLONESHOT != 0
+}
+
+/// Does the number under which this is registered name the socket still? KERNEL: a registration lasts as long as any number names what it was made of,
+/// and can be changed only by its own, which may be another's by now.
+pub(super) fn is_named(socket: &Socket, watch: &Watch) -> bool {
+    match lookup(watch.fd.get() as i32) {
+        Some(Known::Socket(named)) => core::ptr::eq(named, socket),
+        _ => false,
+    }
 }
 
 pub(super) fn is_linked(watch: &Watch) -> bool {
