@@ -92,6 +92,13 @@ impl Wish<'_> {
         fence(Ordering::SeqCst);
     }
 
+    /// Has this end wished for something that was not granted?
+    pub fn is_open(self) -> bool {
+        // ORDER: Relaxed; who must not miss a wish looks for it again (`granted_by_receiver`).
+        let last = self.wished.load(Ordering::Relaxed);
+        last & HOW != 0 && self.granted.load(Ordering::Relaxed) != last >> HOW_BITS
+    }
+
     /// Nobody of this end sleeps any more, or ever will by this wish.
     pub fn withdraw(self) {
         let next = |last: u64| Some(((last >> HOW_BITS) + 1) << HOW_BITS);

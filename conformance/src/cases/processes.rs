@@ -178,6 +178,32 @@ fn confine_child(b: &mut Side, end: End, work: impl FnOnce() -> i32) {
     join(child);
 }
 
+/// The same, when nobody else has the connection any more.
+fn confine_heir(b: &mut Side, end: End, work: impl FnOnce() -> i32) {
+    b.sync();
+    let (over, tell_over) = sys::pipe().expect("pipe");
+    let child = sys::fork(|| {
+        sys::read(over, &mut [0]).expect("read");
+        work()
+    });
+    end.close();
+    sys::write(tell_over, b"!").expect("write");
+    join(child);
+}
+
+/// Takes so much by poll and read.
+fn take_exactly(fd: Fd, bytes: usize) -> Vec<u8> {
+    let (mut buffer, mut all) = ([0; 5], Vec::new());
+    while all.len() < bytes {
+        let ready = sys::poll(&[(fd, libc::POLLIN)], -1);
+        match sys::read(fd, &mut buffer[..5.min(bytes - all.len())]) {
+            Ok(n @ 1..) if ready.is_ok() => all.extend_from_slice(&buffer[..n]),
+            _ => break,
+        }
+    }
+    all
+}
+
 /// More than ringlet notes of a family at a time.
 const MANY_DEAD: u32 = 100;
 
@@ -637,6 +663,99 @@ pub const CASES: &[Case] = &[
                 let _ = sys::close(end.0);
                 code
             });
+        },
+    )
+    .steady(),
+    pair(
+        "processes/closed_in_while_the_peer_is_busy",
+        "the same where the peer has sent, and then makes no call on the connection until that was read",
+        |a| {
+            let end = a.moved();
+            end.send(b"unread before");
+            a.sync();
+            a.hear();
+            end.recv(1);
+            for _ in 0..100 {
+                end.send(b"then");
+                end.recv_exact(4);
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let (read, tell_read) = sys::pipe().expect("pipe");
+            b.sync();
+            let (alone, tell_alone) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                sys::read(alone, &mut [0]).expect("read");
+                rare::close_in(rare::Calls::Filter(FEW_CALLS));
+                if take_exactly(end.0, 13) != b"unread before" {
+                    return 98;
+                }
+                let _ = sys::write(tell_read, b"!");
+                let _ = sys::write(end.0, b"!");
+                echo_confined(end.0, || {
+                    let _ = sys::poll(&[(end.0, libc::POLLIN)], -1);
+                })
+            });
+            end.close();
+            sys::write(tell_alone, b"!").expect("write");
+            sys::read(read, &mut [0]).expect("read");
+            b.tell(1);
+            join(child);
+        },
+    )
+    .each_side()
+    .steady(),
+    pair(
+        "processes/closed_in_behind_a_change_of_path",
+        "the same where the peer has gone on through the kernel behind what is unread in the ring",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel\n", libc::MSG_ZEROCOPY);
+            a.sync();
+            end.recv(1);
+            end.send(b"and more of it");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            confine_heir(b, end, || {
+                rare::close_in(rare::Calls::Filter(FEW_CALLS));
+                let first = take_exactly(end.0, 21);
+                let _ = sys::write(end.0, b"!");
+                let more = take_exactly(end.0, 100);
+                i32::from(first != b"the ring, the kernel\n" || more != b"and more of it")
+            });
+        },
+    )
+    .each_side()
+    .steady(),
+    pair(
+        "processes/closed_in_and_closes_unread",
+        "a child that has closed itself in closes a connection with bytes unread, or ends with them: its peer is told of a reset",
+        |a| {
+            for _ in 0..2 {
+                let end = a.moved();
+                end.send(b"never read");
+                a.sync();
+                end.recv(1);
+                end.close();
+            }
+        },
+        |b| {
+            for closes in [true, false] {
+                let end = b.moved();
+                end.until_unread(10);
+                confine_heir(b, end, || {
+                    rare::close_in(rare::Calls::Filter(FEW_CALLS));
+                    if closes {
+                        let _ = sys::close(end.0);
+                    }
+                    0
+                });
+            }
         },
     )
     .steady(),

@@ -470,6 +470,21 @@ pub trait Incoming {
         stays
     }
 
+    /// We have left, and the sender has not answered: then we stay after all, and read the rest in the ring. False if it has, or has said nothing to
+    /// count on.
+    fn stay_after_all(&self) -> bool {
+        let receiver = self.receiver();
+        let stays = receiver.has_left()
+            && self.head() == Head::Bytes
+            && self.words().receiver_state() == ReceiverState::Leaves
+            && self.words().stay(|| self.await_quiet()) == Some(true);
+        if stays {
+            receiver.left.set(0);
+            self.turn_to(Receiving::Ring);
+        }
+        stays
+    }
+
     /// Nobody takes from here any more. True if bytes are unread in the ring, which are lost so.
     fn close(&self) -> bool {
         let unanswered = self.words().close();

@@ -39,6 +39,7 @@ mod pin;
 pub mod process;
 pub mod readiness;
 mod release;
+pub mod rest;
 pub mod rings;
 mod sides;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::table::{
 };
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    rings, sides, view,
+    rest, rings, sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -239,6 +239,15 @@ pub fn before_close(fd: i32, known: Known) -> bool {
         && close_young(tables, fd, socket)
     {
         return true;
+    }
+    if let Known::Socket(socket) = known
+        && socket.last_of_ring.is()
+        && socket.names.load(Ordering::Relaxed) == 1
+    {
+        rest::is_left(socket);
+        if thread::is_left_alone() {
+            return true;
+        }
     }
     // (That would be a call which a filter may forbid.)
     if (LENDS.load(Ordering::Relaxed) != 0 || !pin::is_closed_in()) && borrowed() {
@@ -843,7 +852,9 @@ pub fn before_credentials(single_threaded: bool) {
 /// Where other threads are, these go back too, but stay known until they are closed. (So does what a thread is at work with, or what can't be handed
 /// over, and that still takes calls of ours.)
 pub fn closes_in() {
-    if borrowed() {
+    // (To ask who we are may be forbidden already.)
+    let again = pin::is_closed_in();
+    if thread::is_left_alone() || (LENDS.load(Ordering::Relaxed) != 0 || !again) && borrowed() {
         return;
     }
     BEHIND_OUR_BACK.fetch_or(CLOSED_IN, Ordering::SeqCst);
@@ -853,6 +864,7 @@ pub fn closes_in() {
         table::never_begin();
         return thread::leave_alone();
     };
+    let alone = thread::is_alone();
     let moves = |socket: &Socket| socket.stage() == Stage::Attached || socket.has_datagrams();
     let gives = |socket: &'static Socket| moves(socket) && give(socket, Reason::Sandbox);
     for number in tables.known_numbers(0, u32::MAX) {
@@ -860,8 +872,12 @@ pub fn closes_in() {
             epoll::closes_in(set, gives);
         }
     }
-    let mut all = thread::is_alone();
+    let mut all = alone;
     for socket in tables.followed() {
+        if alone && !is_at_work(socket) && rest::stays(tables, socket) {
+            all = false;
+            continue;
+        }
         let gone = (!moves(socket) || gives(socket))
             && !is_at_work(socket)
             && !datagram::lanes_ready(socket);
@@ -880,36 +896,11 @@ pub fn closes_in() {
     for socket in tables.followed().filter(|socket| socket.stage().may_move()) {
         super::pin(socket, Reason::Sandbox);
     }
-    if thread::is_alone() {
-        let attached = tables.followed().filter(|socket| socket.stage() == Stage::Attached);
-        attached.for_each(|socket| socket.last_of_ring.set(holds_the_last(socket) as u32));
-    }
-}
-
-/// Does the ring hold all that still comes? Nobody sends again what a peer has left there that has ended.
-fn holds_the_last(socket: &Socket) -> bool {
-    let end = socket.end();
-    let Some(ring) = socket.incoming() else { return false };
-    // KERNEL: behind a FIN comes nothing. (No doorbell lies before it, and the stream goes on nowhere else.)
-    let ended = || {
-        fd::pending(socket.fd(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
-            && tcp::unread(socket.fd()) == Ok(0)
-    };
-    end.receiving() == Receiving::Ring
-        && end.rx.has_bytes(&ring)
-        && ended()
-        && end.rx.mark_ahead(&ring).is_none()
-}
-
-/// The only thread has taken the last bytes that a ring held: the rest is the kernel's. No system call is made, and so nothing is given back.
-#[cold]
-pub fn took_last(socket: &Socket) {
-    socket.last_of_ring.set(0);
-    socket.set_stage(Stage::KernelForGood);
-    let moves = |socket: &&Socket| socket.stage() == Stage::Attached || socket.has_datagrams();
-    if !tables().is_some_and(|tables| tables.followed().any(|socket| moves(&socket))) {
-        table::never_begin();
-        thread::leave_alone();
+    if alone {
+        let left =
+            |socket: &&Socket| socket.stage() == Stage::Attached && !socket.last_of_ring.is();
+        let attached = tables.followed().filter(left);
+        attached.for_each(|socket| socket.last_of_ring.set(rest::is_last(socket) as u32));
     }
 }
 
@@ -922,10 +913,14 @@ fn is_at_work(socket: &Socket) -> bool {
         || end.send_lock.is_ours()
 }
 
-/// Of a process that has closed itself in, and has nothing left on a ring: who shares its ends sees when it is over.
+/// Of a process that has closed itself in, and has nothing left on a ring but what it has not read: who shares its ends sees when it is over.
 fn ends_unheard() -> bool {
-    let is_moved = |socket: &'static Socket| socket.stage() == Stage::Attached;
-    pin::is_closed_in() && !tables().is_some_and(|tables| tables.followed().any(is_moved))
+    if !pin::is_closed_in() {
+        return false;
+    }
+    let followed = || tables().into_iter().flat_map(|tables| tables.followed());
+    followed().filter(|socket| socket.last_of_ring.is()).for_each(rest::is_left);
+    !followed().any(|socket| socket.stage() == Stage::Attached)
 }
 
 /// Nothing is on the ring. This process still counts as one that holds what it shares with others: until it ends they leave that on the kernel.

@@ -16,7 +16,11 @@ use ringlet_linux::sys::{self, Errno, Sys};
 /// Can the kernel alone answer for all of these?
 pub fn is_kernels(fds: &[pollfd]) -> bool {
     !fds.iter().any(|entry| match lookup(entry.fd) {
-        Some(Known::Socket(socket)) => socket.is_ours(),
+        Some(Known::Socket(socket)) => {
+            // (What a process has unread that has closed itself in is all that it does not ask the kernel.)
+            let asks = entry.events & (libc::POLLIN | libc::POLLRDNORM) != 0;
+            socket.is_ours() && (asks || !socket.last_of_ring.is())
+        }
         Some(Known::Set(set)) => epoll::has_adopted(set),
         _ => false,
     })

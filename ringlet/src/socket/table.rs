@@ -132,6 +132,9 @@ pub struct Socket {
     /// Successful data calls, and at which count the next step towards the ring is due.
     pub calls: P32,
     pub next_step: P32,
+    /// The process has closed itself in; what the ring holds is received in memory, and behind it the kernel's connection has the stream
+    /// (`rest`).
+    pub last_of_ring: P32,
     pub first_step_ns: P64,
     /// Calls before the peer was looked for (again), which don't count as looking in vain.
     pub calls_before: P32,
@@ -194,8 +197,6 @@ pub struct Socket {
     pub sender_asked: P64,
     /// So often was nothing found, also by the kernel, since a receive has found something (`events::ask_every`).
     pub found_nothing: P32,
-    /// The process has closed itself in, and what the ring holds is the last that comes (`process::closes_in`).
-    pub last_of_ring: P32,
     pub next_free: P32,
     /// The kernel's number of it, once attached: a vfork child may have given our numbers another meaning.
     pub inode: P32,

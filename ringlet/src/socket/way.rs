@@ -80,6 +80,8 @@ pub fn way_in(fd: i32) -> Way {
 #[inline(always)]
 pub fn way_out(fd: i32) -> Way {
     match lookup(fd) {
+        // (Of a process that has closed itself in only what it receives may still lie in the ring.)
+        Some(Known::Socket(socket)) if socket.last_of_ring.is() => Way::Kernel(None),
         Some(Known::Socket(socket)) => way(socket, |end| &end.native_senders, Stage::Datagram),
         _ => {
             KERNEL_WRITES.store(kernel_writes().wrapping_add(1), Ordering::Relaxed);

@@ -5,7 +5,7 @@ use super::wait::{Want, deadline, wait};
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Socket, Stage};
 use crate::socket::{
-    carrier, chaos, control, doorbells, in_use, moving, patience, process, sides, tap, view, words,
+    carrier, chaos, control, doorbells, in_use, moving, patience, rest, sides, tap, view, words,
 };
 use ringlet_core::handover::{Incoming, Step};
 use ringlet_core::memory::Buffers;
@@ -62,6 +62,12 @@ pub fn receive_by(
         };
         match step {
             Ok(0) => return Ok(total),
+            Ok(n) if all && to.remaining() > 0 && socket.stage() == Stage::KernelForGood => {
+                // The process has closed itself in, and the rest is the kernel's, by the program's own call.
+                return Ok(total
+                    + n
+                    + tcp::receive(socket.fd(), to, CALL_MAX_BYTES, flags).unwrap_or(0));
+            }
             Ok(n) => total += n,
             Err(Errno::EAGAIN) if met.goes_on(socket) => continue,
             Err(Errno::EAGAIN) if blocking => {
@@ -191,7 +197,7 @@ fn receive_rest(
     from: &mut FromKernel,
     mut crossed: bool,
 ) -> usize {
-    if carrier::facts(socket).has_boundaries {
+    if carrier::facts(socket).has_boundaries || socket.stage() != Stage::Attached {
         return 0;
     }
     let mut total = 0;
@@ -235,7 +241,9 @@ fn peek_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if end.receiver.has_left() || carrier::facts(socket).has_boundaries {
+    // (Of a process that has closed itself in: what the kernel has is for a call of its own.)
+    let apart = carrier::facts(socket).has_boundaries || socket.last_of_ring.is();
+    if end.receiver.has_left() || apart {
         return 0;
     }
     let mut total = 0;
@@ -307,13 +315,15 @@ fn receive_ring(
     if passed || total == 0 {
         sides::wake_sender(socket, ring);
     }
-    if let Next::Mark(Mark::Back(place)) = next {
+    if let Next::Mark(Mark::Back(place)) = next
+        && !socket.last_of_ring.is()
+    {
         moving::back_met(socket, end, ring, place);
     }
     if total > 0 {
         socket.found_nothing.set(0);
         if socket.last_of_ring.is() && !end.rx.has_bytes(ring) {
-            process::took_last(socket);
+            rest::was_taken(socket);
         }
         view::count(socket, |slot| {
             slot.rx_bytes
