@@ -100,6 +100,8 @@ fn become_cat(end: End) -> i32 {
 
 /// Calls of a program that reads and writes alone, and waits by poll.
 const FEW_CALLS: &[libc::c_long] = &[libc::SYS_read, libc::SYS_write, libc::SYS_poll];
+const WITH_COPIES: &[libc::c_long] =
+    &[libc::SYS_read, libc::SYS_write, libc::SYS_poll, libc::SYS_dup2];
 const WITH_SETS: &[libc::c_long] =
     &[libc::SYS_read, libc::SYS_write, libc::SYS_epoll_wait, libc::SYS_epoll_ctl];
 const WITH_SOCKETS: &[libc::c_long] = &[
@@ -688,14 +690,18 @@ pub const CASES: &[Case] = &[
             let (alone, tell_alone) = sys::pipe().expect("pipe");
             let child = sys::fork(|| {
                 sys::read(alone, &mut [0]).expect("read");
-                rare::close_in(rare::Calls::Filter(FEW_CALLS));
-                if take_exactly(end.0, 13) != b"unread before" {
+                rare::close_in(rare::Calls::Filter(WITH_COPIES));
+                let copy = 60;
+                if sys::dup2(end.0, copy).is_err() || sys::close(end.0).is_err() {
+                    return 99;
+                }
+                if take_exactly(copy, 13) != b"unread before" {
                     return 98;
                 }
                 let _ = sys::write(tell_read, b"!");
-                let _ = sys::write(end.0, b"!");
-                echo_confined(end.0, || {
-                    let _ = sys::poll(&[(end.0, libc::POLLIN)], -1);
+                let _ = sys::write(copy, b"!");
+                echo_confined(copy, || {
+                    let _ = sys::poll(&[(copy, libc::POLLIN)], -1);
                 })
             });
             end.close();

@@ -186,6 +186,12 @@ pub fn lends_memory() {
     }
 }
 
+/// Are we in a vfork child? (Of a process that has closed itself in, and makes none, nobody asks who we are: that is a call which a filter may
+/// forbid.)
+fn is_lent() -> bool {
+    (LENDS.load(Ordering::Relaxed) != 0 || !pin::is_closed_in()) && borrowed()
+}
+
 /// A connection that has not begun to move, under its only name in its only process: most end so. Nothing of it is in memory that anybody
 /// shares, so nobody need be waited for. False: it is to be closed as any other.
 ///
@@ -249,8 +255,7 @@ pub fn before_close(fd: i32, known: Known) -> bool {
             return true;
         }
     }
-    // (That would be a call which a filter may forbid.)
-    if (LENDS.load(Ordering::Relaxed) != 0 || !pin::is_closed_in()) && borrowed() {
+    if is_lent() {
         return true;
     }
     let Some(tables) = tables() else { return true };
@@ -852,9 +857,7 @@ pub fn before_credentials(single_threaded: bool) {
 /// Where other threads are, these go back too, but stay known until they are closed. (So does what a thread is at work with, or what can't be handed
 /// over, and that still takes calls of ours.)
 pub fn closes_in() {
-    // (To ask who we are may be forbidden already.)
-    let again = pin::is_closed_in();
-    if thread::is_left_alone() || (LENDS.load(Ordering::Relaxed) != 0 || !again) && borrowed() {
+    if thread::is_left_alone() || is_lent() {
         return;
     }
     BEHIND_OUR_BACK.fetch_or(CLOSED_IN, Ordering::SeqCst);
@@ -972,7 +975,7 @@ pub fn keep_fd_on_kernel(fd: i32, reason: Reason) {
 
 /// For dup in a vfork child: is either number known, so that the parent's tables would be changed by mistake?
 pub fn borrowed_if_known(from: i32, to: i32) -> bool {
-    (lookup(from).is_some() || lookup(to).is_some()) && borrowed()
+    (lookup(from).is_some() || lookup(to).is_some()) && is_lent()
 }
 
 /// The program wants the number of one of our own descriptors: the descriptor moves away.
