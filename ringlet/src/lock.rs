@@ -79,7 +79,7 @@ fn place_of(lock: &AtomicU32) -> usize {
 #[inline(always)]
 fn note(lock: &AtomicU32, note: u64) -> u64 {
     let before = NOTED.with_each(|all| all[place_of(lock)].replace(note));
-    // ORDER: for a handler of this thread alone: the note is there when the lock is taken.
+    // WHY a fence: a handler of this thread is to find the note there when the lock is taken.
     compiler_fence(Ordering::SeqCst);
     before
 }
@@ -103,7 +103,7 @@ impl Drop for Held<'_> {
             // ORDER: Release; pairs with the Acquire in `Lock::take`.
             self.0.store(0, Ordering::Release);
         }
-        // ORDER: for a handler of this thread alone: it is free before the note goes.
+        // WHY a fence: for a handler of this thread the lock is free before its note goes.
         compiler_fence(Ordering::SeqCst);
         // (Whoever is interrupted before he has taken it finds that nothing is known.)
         NOTED.with_each(|all| {
