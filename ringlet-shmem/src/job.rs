@@ -45,6 +45,8 @@ pub struct Control {
     /// For what: places (`Job::place`).
     pub from: AtomicU64,
     pub to: AtomicU64,
+    /// Others have pointers to its memory, and may store there without a call.
+    pub pointed: AtomicU32,
     /// It can't make others pass a barrier, nor be made.
     pub has_no_barriers: AtomicU32,
     /// Of teams, by their number.

@@ -111,7 +111,7 @@ fn wait_any<T: PartialOrd + Copy>(set: &Set<T>, waits: bool) -> usize {
     let mut from = FROM.get();
     let mut found = set.any(&mut from);
     if waits && found == usize::MAX && set.members().next().is_some() {
-        wait::wait(job(), set.place(), || {
+        wait::wait_for_program(job(), set.place(), || {
             found = set.any(&mut from);
             found != usize::MAX
         });
@@ -123,7 +123,7 @@ fn wait_any<T: PartialOrd + Copy>(set: &Set<T>, waits: bool) -> usize {
 fn wait_some<T: PartialOrd + Copy>(set: &Set<T>, indices: *mut usize) -> usize {
     let mut count = 0;
     if set.members().next().is_some() {
-        wait::wait(job(), set.place(), || {
+        wait::wait_for_program(job(), set.place(), || {
             count = set.some(indices);
             count > 0
         });
@@ -136,7 +136,7 @@ macro_rules! waits {
         const _: () = {
             #[unsafe(export_name = concat!("shmem_", $name, "_wait_until"))]
             extern "C" fn wait_until(at: *const $type, op: c_int, value: $type) {
-                wait::wait(job(), (at.cast(), size_of::<$type>()), || {
+                wait::wait_for_program(job(), (at.cast(), size_of::<$type>()), || {
                     seen(is_so(element(at, 0), op, value))
                 });
             }
@@ -159,7 +159,7 @@ macro_rules! waits {
                 $value: $of,
             ) {
                 let set = Set { variables, count, status, op, values: $values };
-                wait::wait(job(), set.place(), || set.all());
+                wait::wait_for_program(job(), set.place(), || set.all());
             }
             #[unsafe(export_name = concat!("shmem_", $name, "_wait_until_any", $behind))]
             extern "C" fn any(
@@ -254,7 +254,7 @@ extern "C" fn shmem_signal_wait_until(at: *const u64, op: c_int, value: u64) -> 
     let job = job();
     let at = own(job, at);
     let mut found = 0;
-    wait::wait(job, (at.cast(), size_of::<u64>()), || {
+    wait::wait_for_program(job, (at.cast(), size_of::<u64>()), || {
         found = Bits::load(at);
         is_so(found, op, value)
     });

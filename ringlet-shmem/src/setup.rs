@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::job::{VENDOR, begin, begun, give_up, job, world};
+use crate::wait;
 
 const SINGLE: c_int = 0;
 const MULTIPLE: c_int = 3;
@@ -133,12 +134,17 @@ extern "C" fn shmem_pe_accessible(pe: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn shmem_addr_accessible(address: *const u8, pe: c_int) -> c_int {
-    (!shmem_ptr(address, pe).is_null()).into()
+    (!job().pointer(address, pe as usize).is_null()).into()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn shmem_ptr(address: *const u8, pe: c_int) -> *mut u8 {
-    job().pointer(address, pe as usize)
+    let (job, pe) = (job(), pe as usize);
+    let found = job.pointer(address, pe);
+    if pe != job.me && !found.is_null() {
+        wait::is_pointed_at(job, pe);
+    }
+    found
 }
 
 #[unsafe(no_mangle)]

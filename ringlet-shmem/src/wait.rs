@@ -6,7 +6,7 @@ use std::sync::atomic::compiler_fence;
 use std::sync::{Mutex, PoisonError};
 
 use ringlet_core::sync::{Ordering, fence};
-use ringlet_linux::futex;
+use ringlet_linux::{futex, sys};
 
 use crate::job::{Control, Job};
 
@@ -14,9 +14,13 @@ use crate::job::{Control, Job};
 const LOOKS: u32 = 4000;
 const LOOKS_CROWDED: u32 = 40;
 const OFFERS: u32 = 20;
-/// Who sleeps looks again behind so long, and then twice as long: a store that is none of ours (by `shmem_ptr`, by another thread) rings for nobody.
+/// Who sleeps looks again behind as long as it has waited, within these: a store that is none of ours (by another thread) rings for nobody.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 const LOOK_AGAIN_MOST_NS: u64 = 16_000_000;
+/// Where another PE has a pointer here (`shmem_ptr`), by which it stores and rings for nobody: behind this share of it, and sooner where each PE has a
+/// processor. So what it is late by is little beside what it has waited, or beside a sleep; and so is what its looks cost.
+const POINTED_SHARE: u64 = 256;
+const POINTED_NS: u64 = 50_000;
 
 fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: a system call of numbers.
@@ -57,8 +61,26 @@ fn wake(job: &Job, pe: usize, at: u64, bytes: u64) {
 }
 
 /// Until the memory that `is_so` looks at, which lies there, is as it wants it. What was stored before that is seen behind this.
+///
+/// Only calls of ours store there.
 #[inline]
-pub fn wait(job: &Job, there: (*const u8, usize), mut is_so: impl FnMut() -> bool) {
+pub fn wait(job: &Job, there: (*const u8, usize), is_so: impl FnMut() -> bool) {
+    wait_for(job, there, false, is_so);
+}
+
+/// The same, where the program may store by itself.
+#[inline]
+pub fn wait_for_program(job: &Job, there: (*const u8, usize), is_so: impl FnMut() -> bool) {
+    wait_for(job, there, true, is_so);
+}
+
+#[inline]
+fn wait_for(
+    job: &Job,
+    there: (*const u8, usize),
+    is_program_s: bool,
+    mut is_so: impl FnMut() -> bool,
+) {
     let looks = if job.has_processors { LOOKS } else { LOOKS_CROWDED };
     for _ in 0..looks {
         if is_so() {
@@ -72,7 +94,29 @@ pub fn wait(job: &Job, there: (*const u8, usize), mut is_so: impl FnMut() -> boo
             return;
         }
     }
-    sleep(job, there, &mut is_so);
+    sleep(job, there, is_program_s, &mut is_so);
+}
+
+/// Another PE is given a pointer to memory of this one's.
+#[inline]
+pub fn is_pointed_at(job: &Job, pe: usize) {
+    let control = job.control(pe);
+    if control.pointed.load(Ordering::Relaxed) == 0 {
+        control.pointed.store(1, Ordering::Relaxed);
+        // ORDER: Release, pairs with Acquire in `sleep`: who sleeps already sees that it is pointed at, and looks sooner from now on.
+        control.bell.fetch_add(1, Ordering::Release);
+        futex::wake(&control.bell);
+    }
+}
+
+/// How long who has waited so long sleeps before it looks again.
+fn patience(waited: u64, is_pointed: bool, has_processors: bool) -> u64 {
+    let (share, least) = match (is_pointed, has_processors) {
+        (false, _) => (1, LOOK_AGAIN_NS),
+        (true, true) => (POINTED_SHARE, POINTED_NS),
+        (true, false) => (POINTED_SHARE, LOOK_AGAIN_NS),
+    };
+    (waited / share).clamp(least, LOOK_AGAIN_MOST_NS)
 }
 
 /// Where something is waited for.
@@ -95,7 +139,12 @@ fn wish(control: &Control, change: impl FnOnce(&mut Vec<Range<u64>>)) {
 }
 
 #[cold]
-fn sleep(job: &Job, there: (*const u8, usize), is_so: &mut dyn FnMut() -> bool) {
+fn sleep(
+    job: &Job,
+    there: (*const u8, usize),
+    is_program_s: bool,
+    is_so: &mut dyn FnMut() -> bool,
+) {
     crate::setup::refuse_to_wait();
     let control = job.control(job.me);
     let at = job.place_of_ours(there.0, there.1);
@@ -104,21 +153,56 @@ fn sleep(job: &Job, there: (*const u8, usize), is_so: &mut dyn FnMut() -> bool) 
     // ORDER: SeqCst: behind this every PE's look in `ring` sees the wish, or its store came before.
     fence(Ordering::SeqCst);
     membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-    let mut patience = LOOK_AGAIN_NS;
+    let began = sys::now_ns();
+    let mut looked = began;
     loop {
         // ORDER: Acquire, pairs with Release in `wake`.
         let seen = control.bell.load(Ordering::Acquire);
         if is_so() {
             break;
         }
-        futex::wait(&control.bell, seen, patience);
-        if patience == LOOK_AGAIN_MOST_NS {
+        // ORDER: Relaxed: behind the bell, by which a sleeper is told of it.
+        let is_pointed = is_program_s && control.pointed.load(Ordering::Relaxed) != 0;
+        let now = sys::now_ns();
+        if now - looked >= LOOK_AGAIN_MOST_NS {
             job.end_without_launcher();
+            looked = now;
         }
-        patience = (patience * 2).min(LOOK_AGAIN_MOST_NS);
+        let patience = patience(now - began, is_pointed, job.has_processors);
+        futex::wait(&control.bell, seen, patience);
     }
     wish(control, |sleepers| {
         let ours = sleepers.iter().position(|each| *each == range);
         ours.map(|number| sleepers.swap_remove(number));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Late by a small share of what it has waited for, or by a sleep; and the looks of ever longer waits are ever less of them.
+    #[test]
+    fn who_is_pointed_at_looks_soon_and_less_and_less() {
+        for waited in (0..40).map(|power| 1_u64 << power) {
+            let [alone, crowded] = [true, false].map(|alone| patience(waited, true, alone));
+            assert!(alone <= (waited / POINTED_SHARE).max(POINTED_NS), "{waited}");
+            assert!(crowded <= (waited / POINTED_SHARE).max(LOOK_AGAIN_NS), "{waited}");
+            assert!(alone >= POINTED_NS && crowded >= LOOK_AGAIN_NS, "{waited}");
+            assert!(patience(waited, false, true) >= crowded, "{waited}");
+        }
+        let looks = |until: u64, is_pointed| {
+            let (mut waited, mut looks) = (0, 0);
+            while waited < until {
+                waited += patience(waited, is_pointed, true);
+                looks += 1;
+            }
+            looks
+        };
+        assert!(looks(40 * MS, true) < 800, "{}", looks(40 * MS, true));
+        assert!(looks(1000 * MS, true) < 1700, "{}", looks(1000 * MS, true));
+        assert!(looks(1000 * MS, false) < 80, "{}", looks(1000 * MS, false));
+    }
 }
