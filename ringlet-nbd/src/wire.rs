@@ -281,7 +281,7 @@ mod tests {
     }
 
     /// As a client takes an answer apart: flags, kind, what is behind its head.
-    fn taken_apart<'a>(agreed: Agreed, bytes: &'a [u8]) -> (u16, u16, &'a [u8]) {
+    fn taken_apart(agreed: Agreed, bytes: &[u8]) -> (u16, u16, &[u8]) {
         let number = |from: &[u8]| from.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
         let (magic, length) = match agreed.extended {
             true => (0x6e8a_278c, number(&bytes[24..32])),
