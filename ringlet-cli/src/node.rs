@@ -44,6 +44,12 @@ enum NodeCommand {
     Status(StatusArgs),
     /// Print an annotated policy file, which says what holds without one
     Policy,
+    /// Forget what services with `--keep-notes` have noted, and note no more: when none is to follow
+    Forget {
+        /// The service's `--cgroup`
+        #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
+        cgroup: Option<PathBuf>,
+    },
     /// Start what carries for the service at the other end of standard input
     #[command(name = keeper::KEEP, hide = true)]
     Keep {
@@ -75,6 +81,9 @@ struct RunArgs {
     /// Watch connections below this control group only, instead of all
     #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
     cgroup: Option<PathBuf>,
+    /// Keep what is noted of connections for the next service (an upgrade), until `ringlet node forget`; it takes CAP_SYS_ADMIN to begin with
+    #[arg(long)]
+    keep_notes: bool,
     /// Say nothing of what is decided
     #[arg(long)]
     quiet: bool,
@@ -127,15 +136,23 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         NodeCommand::Run(args) => {
             let policy = Policy::load(args.policy.as_deref())?;
             let (file, directory, labels) = (args.policy, args.directory, args.labels);
-            let (group, quiet) = (args.cgroup, args.quiet);
+            let (group, keeps_notes, quiet) = (args.cgroup, args.keep_notes, args.quiet);
             ringlet_node::run(ringlet_node::Options {
                 directory,
                 labels,
                 policy,
                 file,
                 group,
+                keeps_notes,
                 quiet,
             })?;
+        }
+        NodeCommand::Forget { cgroup } => {
+            let (count, group) = ringlet_node::forget_notes(cgroup)?;
+            match count {
+                0 => println!("nothing is kept at {}", group.display()),
+                _ => println!("what was kept at {} is forgotten", group.display()),
+            }
         }
         NodeCommand::Enrol(args) => enrol(args)?,
         NodeCommand::Status(args) => {

@@ -43,7 +43,7 @@ pub mod sandbox;
 mod service;
 pub mod who;
 
-pub use service::{Listener, Options, Service, run};
+pub use service::{Listener, Options, Service, forget_notes, run};
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;

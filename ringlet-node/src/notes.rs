@@ -9,7 +9,8 @@
 //! A note lasts as long as its socket: it goes when the kernel closes the connection, and if that was not told (another program of this kind may take
 //! the wish for it away), when the program closes the socket. So nobody makes others be forgotten. Who keeps as many connections as are remembered
 //! has new ones not be noted. A pair that came twice stays nobody's until all who had it are gone. Maps and programs go with the descriptors that we
-//! hold.
+//! hold; or they are *kept*: attached to the control group for good, from where the next service takes them over, which so knows the connections of the
+//! time before, and of the time when there was none.
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind, Result};
@@ -80,8 +81,12 @@ pub trait Notes {
 pub struct Kernel {
     notes: OwnedFd,
     pairs: OwnedFd,
-    _attached: [OwnedFd; 2],
+    /// None where they are kept.
+    _attached: Vec<OwnedFd>,
 }
+
+const NOTES: &std::ffi::CStr = c"ringlet_notes";
+const PAIRS: &std::ffi::CStr = c"ringlet_pairs";
 
 /// Who began with a pair: the socket, or 0 where there was more than one; and how many there are.
 #[repr(C)]
@@ -106,31 +111,57 @@ impl Notes for Kernel {
 }
 
 impl Kernel {
-    /// Begins to note what begins below this control group; so many connections are remembered.
-    pub fn watch(group: &Path, connections: u32) -> Result<Kernel> {
+    /// Begins to note what begins below this control group; so many connections are remembered. `keeps`: goes on with what a service before has kept,
+    /// and keeps it for the next one.
+    pub fn watch(group: &Path, connections: u32, keeps: bool) -> Result<Kernel> {
         let entry = size_of::<Note>() as u32;
-        let notes = make_map(c"ringlet_notes", 8, entry, connections)?;
+        let notes = make_map(NOTES, 8, entry, connections)?;
         let place = size_of::<Place>() as u32;
-        let pairs = make_map(c"ringlet_pairs", 8, place, connections)?;
+        let pairs = make_map(PAIRS, 8, place, connections)?;
         let maps = Maps { notes: notes.as_raw_fd(), pairs: pairs.as_raw_fd() };
-        let path = CString::new(group.as_os_str().as_bytes())?;
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        // SAFETY: a C string; what is opened is ours.
-        let group = unsafe {
-            let opened = libc::open(path.as_ptr(), flags);
-            if opened < 0 {
-                return Err(Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(opened)
-        };
-        let attach_to = |program: &[Instruction], kind, attached| {
-            attach(&load(program, kind, attached)?, &group, attached)
-        };
+        let group = open_group(group)?;
+        let called = if keeps { KEPT } else { HELD };
         // (What empties them first, so that nothing is left of what is noted.)
-        let emptied =
-            attach_to(&assemble_release(&maps), PROG_TYPE_CGROUP_SOCK, INET_SOCK_RELEASE)?;
-        let filled = attach_to(&assemble(&maps), PROG_TYPE_SOCK_OPS, CGROUP_SOCK_OPS)?;
-        Ok(Kernel { notes, pairs, _attached: [filled, emptied] })
+        let programs = [
+            (assemble_release(&maps), PROG_TYPE_CGROUP_SOCK, INET_SOCK_RELEASE),
+            (assemble(&maps), PROG_TYPE_SOCK_OPS, CGROUP_SOCK_OPS),
+        ];
+        let mut loaded = Vec::new();
+        for (program, kind, attached) in &programs {
+            loaded.push((load(program, *kind, *attached, called)?, *attached));
+        }
+        if !keeps {
+            let attached = loaded.iter().map(|(program, kind)| attach(program, &group, *kind));
+            let _attached = attached.collect::<Result<_>>()?;
+            return Ok(Kernel { notes, pairs, _attached });
+        }
+        if let Some([notes, pairs]) = kept(&group, &loaded, connections)? {
+            return Ok(Kernel { notes, pairs, _attached: Vec::new() });
+        }
+        for (at, (program, kind)) in loaded.iter().enumerate() {
+            if let Err(error) = attach_for_good(program, &group, *kind) {
+                for (program, kind) in &loaded[..at] {
+                    let _ = detach(program, &group, *kind);
+                }
+                return Err(error);
+            }
+        }
+        Ok(Kernel { notes, pairs, _attached: Vec::new() })
+    }
+
+    /// Takes away what services have kept at this control group: so many programs.
+    pub fn forget(group: &Path) -> Result<usize> {
+        let group = open_group(group)?;
+        let mut count = 0;
+        for kind in [CGROUP_SOCK_OPS, INET_SOCK_RELEASE] {
+            for program in attached_programs(&group, kind)? {
+                if ProgramInfo::of(&program)?.name == name(KEPT) {
+                    detach(&program, &group, kind)?;
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
     }
 
     /// May we look, as we are? (No socket has this cookie.)
@@ -145,6 +176,13 @@ impl Kernel {
 const MAP_CREATE: i32 = 0;
 pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
 const PROG_LOAD: i32 = 5;
+const PROG_ATTACH: i32 = 8;
+const PROG_DETACH: i32 = 9;
+const PROG_GET_FD_BY_ID: i32 = 13;
+const MAP_GET_FD_BY_ID: i32 = 14;
+const GET_INFO_BY_FD: i32 = 15;
+const PROG_QUERY: i32 = 16;
+const ALLOW_MULTI: u32 = 2;
 const LINK_CREATE: i32 = 28;
 const MAP_TYPE_HASH: u32 = 1;
 const NO_PREALLOC: u32 = 1;
@@ -203,7 +241,12 @@ fn look_up(map: &OwnedFd, key: u64, value: u64) -> Result<()> {
     bpf(MAP_LOOKUP_ELEM, &mut attributes).map(drop)
 }
 
-fn load(program: &[Instruction], kind: u32, attached: u32) -> Result<OwnedFd> {
+fn load(
+    program: &[Instruction],
+    kind: u32,
+    attached: u32,
+    called: &std::ffi::CStr,
+) -> Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
         kind: u32,
@@ -230,7 +273,7 @@ fn load(program: &[Instruction], kind: u32, attached: u32) -> Result<OwnedFd> {
             log: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
             kernel: 0,
             flags: 0,
-            name: name(c"ringlet_node"),
+            name: name(called),
             interface: 0,
             attached,
         };
@@ -263,6 +306,197 @@ fn attach(program: &OwnedFd, group: &OwnedFd, kind: u32) -> Result<OwnedFd> {
     }
     let (program, target) = (program.as_raw_fd() as u32, group.as_raw_fd() as u32);
     bpf(LINK_CREATE, &mut Attributes { program, target, kind, flags: 0 }).map(owned)
+}
+
+/// What our programs are called: those that go with us, and those that are kept. (Only root of the host attaches programs to control groups, and so
+/// decides what a service finds there.)
+const HELD: &std::ffi::CStr = c"ringlet_node";
+const KEPT: &std::ffi::CStr = c"ringlet_kept";
+/// KERNEL: a control group has no more programs of one kind (BPF_CGROUP_MAX_PROGS).
+const PROGRAMS_MOST: usize = 64;
+
+fn open_group(group: &Path) -> Result<OwnedFd> {
+    let path = CString::new(group.as_os_str().as_bytes())?;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a C string; what is opened is ours.
+    unsafe {
+        let opened = libc::open(path.as_ptr(), flags);
+        if opened < 0 {
+            return Err(Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(opened))
+    }
+}
+
+/// The attributes of BPF_PROG_ATTACH and BPF_PROG_DETACH.
+#[repr(C)]
+struct Attaching {
+    group: u32,
+    program: u32,
+    kind: u32,
+    flags: u32,
+    replaced: u32,
+}
+
+fn attaching(program: &OwnedFd, group: &OwnedFd, kind: u32, flags: u32) -> Attaching {
+    let (program, group) = (program.as_raw_fd() as u32, group.as_raw_fd() as u32);
+    Attaching { group, program, kind, flags, replaced: 0 }
+}
+
+/// KERNEL: without a link it stays when we have gone, as long as its control group is there.
+fn attach_for_good(program: &OwnedFd, group: &OwnedFd, kind: u32) -> Result<()> {
+    bpf(PROG_ATTACH, &mut attaching(program, group, kind, ALLOW_MULTI)).map(drop)
+}
+
+fn detach(program: &OwnedFd, group: &OwnedFd, kind: u32) -> Result<()> {
+    bpf(PROG_DETACH, &mut attaching(program, group, kind, 0)).map(drop)
+}
+
+fn by_number(command: i32, number: u32) -> Result<OwnedFd> {
+    #[repr(C)]
+    struct Attributes {
+        number: u32,
+        next: u32,
+        flags: u32,
+    }
+    bpf(command, &mut Attributes { number, next: 0, flags: 0 }).map(owned)
+}
+
+/// Those of a kind that are attached to this control group itself. (To look them up takes CAP_SYS_ADMIN.)
+fn attached_programs(group: &OwnedFd, kind: u32) -> Result<Vec<OwnedFd>> {
+    #[repr(C)]
+    struct Attributes {
+        group: u32,
+        kind: u32,
+        flags: u32,
+        attach_flags: u32,
+        numbers: u64,
+        count: u32,
+        pad: u32,
+    }
+    let mut numbers = [0u32; PROGRAMS_MOST];
+    let mut attributes = Attributes {
+        group: group.as_raw_fd() as u32,
+        kind,
+        flags: 0,
+        attach_flags: 0,
+        numbers: numbers.as_mut_ptr() as u64,
+        count: PROGRAMS_MOST as u32,
+        pad: 0,
+    };
+    bpf(PROG_QUERY, &mut attributes)?;
+    let mut programs = Vec::new();
+    for number in &numbers[..PROGRAMS_MOST.min(attributes.count as usize)] {
+        match by_number(PROG_GET_FD_BY_ID, *number) {
+            Ok(program) => programs.push(program),
+            // (It has gone meanwhile.)
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(programs)
+}
+
+fn info_of<T>(fd: &OwnedFd, info: &mut T) -> Result<()> {
+    #[repr(C)]
+    struct Attributes {
+        fd: u32,
+        len: u32,
+        info: u64,
+    }
+    let (fd, len) = (fd.as_raw_fd() as u32, size_of::<T>() as u32);
+    bpf(GET_INFO_BY_FD, &mut Attributes { fd, len, info: info as *mut T as u64 }).map(drop)
+}
+
+/// The beginning of struct bpf_prog_info. The kernel's digest of the instructions does not depend on which maps they name.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    lengths: [u32; 2],
+    instructions: [u64; 2],
+    load_time: u64,
+    user: u32,
+    map_count: u32,
+    maps: u64,
+    name: [u8; 16],
+}
+
+impl ProgramInfo {
+    fn of(program: &OwnedFd) -> Result<ProgramInfo> {
+        let mut info = ProgramInfo::default();
+        info_of(program, &mut info)?;
+        Ok(info)
+    }
+
+    /// The numbers of its maps.
+    fn maps(program: &OwnedFd) -> Result<Vec<u32>> {
+        let mut numbers = [0u32; 8];
+        let (map_count, maps) = (numbers.len() as u32, numbers.as_mut_ptr() as u64);
+        let mut info = ProgramInfo { map_count, maps, ..ProgramInfo::default() };
+        info_of(program, &mut info)?;
+        let mut maps = numbers[..numbers.len().min(info.map_count as usize)].to_vec();
+        maps.sort_unstable();
+        Ok(maps)
+    }
+}
+
+/// The beginning of struct bpf_map_info.
+#[repr(C)]
+#[derive(Default, PartialEq, Eq, Debug)]
+struct MapInfo {
+    kind: u32,
+    id: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
+/// The maps of programs that are just as these, and that remember as many: of both kinds, with the same maps.
+fn kept(
+    group: &OwnedFd,
+    loaded: &[(OwnedFd, u32)],
+    connections: u32,
+) -> Result<Option<[OwnedFd; 2]>> {
+    let mut found: Vec<Vec<Vec<u32>>> = Vec::new();
+    for (ours, kind) in loaded {
+        let tag = ProgramInfo::of(ours)?.tag;
+        let mut maps = Vec::new();
+        for program in attached_programs(group, *kind)? {
+            let info = ProgramInfo::of(&program)?;
+            if info.name == name(KEPT) && info.tag == tag {
+                maps.push(ProgramInfo::maps(&program)?);
+            }
+        }
+        found.push(maps);
+    }
+    let [first, rest @ ..] = &found[..] else { return Ok(None) };
+    for numbers in first.iter().filter(|numbers| rest.iter().all(|maps| maps.contains(numbers))) {
+        let mut kept = [None, None];
+        for number in numbers {
+            let map = by_number(MAP_GET_FD_BY_ID, *number)?;
+            let mut info = MapInfo::default();
+            info_of(&map, &mut info)?;
+            let fits = |called, value: usize| {
+                let kind = (info.kind, info.flags) == (MAP_TYPE_HASH, NO_PREALLOC);
+                let sizes = (info.key, info.value, info.entries) == (8, value as u32, connections);
+                kind && sizes && info.name == name(called)
+            };
+            if fits(NOTES, size_of::<Note>()) {
+                kept[0] = Some(map);
+            } else if fits(PAIRS, size_of::<Place>()) {
+                kept[1] = Some(map);
+            }
+        }
+        if let [Some(notes), Some(pairs)] = kept {
+            return Ok(Some([notes, pairs]));
+        }
+    }
+    Ok(None)
 }
 
 /// struct bpf_insn.

@@ -53,6 +53,8 @@ pub struct Options {
     pub file: Option<PathBuf>,
     /// The control group below which connections are noted; the root of the unified hierarchy by itself.
     pub group: Option<PathBuf>,
+    /// What is noted there outlives the service.
+    pub keeps_notes: bool,
     pub quiet: bool,
 }
 
@@ -151,12 +153,11 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     if let Some(most) = bounds.bound(&mut options.policy) {
         say(&format!("warning: {}", is_bounded(most)));
     }
-    let group = match options.group {
-        Some(group) => group,
-        None => root_group().context("no control groups (cgroup2) are mounted")?,
-    };
-    let notes = Kernel::watch(&group, options.policy.limits.connections).with_context(|| {
-        format!("the kernel does not let us note how connections begin at {} (CAP_BPF and CAP_NET_ADMIN, Linux 5.15)", group.display())
+    let group = group_or_root(options.group)?;
+    let (connections, keeps) = (options.policy.limits.connections, options.keeps_notes);
+    let notes = Kernel::watch(&group, connections, keeps).with_context(|| {
+        let more = if keeps { "; CAP_SYS_ADMIN, to find what was kept" } else { "" };
+        format!("the kernel does not let us note how connections begin at {} (CAP_BPF and CAP_NET_ADMIN, Linux 5.15{more})", group.display())
     })?;
     let is_there = |listeners: &[Listener], label: Option<&String>| {
         listeners.iter().any(|listener| listener.label.as_ref() == label)
@@ -862,6 +863,19 @@ fn descriptors() -> Option<usize> {
         libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit)
     };
     (got == 0).then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
+}
+
+fn group_or_root(group: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    group.or_else(root_group).context("no control groups (cgroup2) are mounted")
+}
+
+/// Takes away what services have kept at this control group; so many programs, and where.
+pub fn forget_notes(group: Option<PathBuf>) -> anyhow::Result<(usize, PathBuf)> {
+    let group = group_or_root(group)?;
+    let count = Kernel::forget(&group).with_context(|| {
+        format!("what is kept at {} can't be taken away (CAP_SYS_ADMIN)", group.display())
+    })?;
+    Ok((count, group))
 }
 
 /// Where the root of the unified hierarchy is mounted.

@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringlet_linux::proof;
@@ -11,13 +11,17 @@ use ringlet_node::notes::{Kernel, Notes, Pair};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn kernel() -> Option<Kernel> {
+    Kernel::watch(&mounted()?, 1 << 16, false).ok()
+}
+
+/// Where the root of the unified hierarchy is.
+fn mounted() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' ').skip(1));
-    let group = fields.find_map(|mut fields| {
+    fields.find_map(|mut fields| {
         let at = fields.next()?;
         (fields.next()? == "cgroup2").then(|| PathBuf::from(at))
-    })?;
-    Kernel::watch(&group, 1 << 16).ok()
+    })
 }
 
 fn cookie(socket: &impl AsRawFd) -> u64 {
@@ -123,4 +127,69 @@ fn a_pair_that_came_twice_is_nobody_s_until_all_who_had_it_are_gone() {
     }
     drop(near);
     assert!(is_forgotten(&notes, at, pair));
+}
+
+/// A control group of this test's own, in which it is itself meanwhile.
+struct Group {
+    path: PathBuf,
+    before: PathBuf,
+}
+
+impl Group {
+    fn enter() -> Option<Group> {
+        let mounted = mounted()?;
+        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        let before = mounted.join(own);
+        let path = mounted.join(format!("ringlet-notes-{}", std::process::id()));
+        std::fs::create_dir(&path).ok()?;
+        let group = Group { path, before };
+        // (Dropped, it goes.)
+        group.join(&group.path).ok().map(|()| group)
+    }
+
+    fn join(&self, path: &Path) -> std::io::Result<()> {
+        std::fs::write(path.join("cgroup.procs"), std::process::id().to_string())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.join(&self.before);
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+#[test]
+fn what_is_kept_is_known_to_the_next_service() {
+    let Some(group) = Group::enter() else { return };
+    let watch = |connections| Kernel::watch(&group.path, connections, true);
+    let Ok(first) = watch(1 << 10) else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connect = || {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    };
+    let before = connect();
+    let note = first.of(cookie(&before.0)).unwrap();
+    drop(first);
+    let between = connect();
+    let next = watch(1 << 10).unwrap();
+    assert_eq!(next.of(cookie(&before.0)), Some(note));
+    for (near, far) in [&before, &between, &connect()] {
+        let [near, far] = [near, far].map(|end| next.of(cookie(end)).expect("a note").pair);
+        assert_eq!(near.mirrored(), far);
+        // Noted once, by one program: a pair that comes twice is nobody's.
+        assert!(next.with(near).is_some_and(|cookie| cookie != 0));
+    }
+    // One that remembers another number has notes of its own.
+    let other = watch(1 << 11).unwrap();
+    assert_eq!(other.of(cookie(&before.0)), None);
+    drop(other);
+    drop(next);
+    assert_eq!(Kernel::forget(&group.path).unwrap(), 4);
+    assert_eq!(Kernel::forget(&group.path).unwrap(), 0);
+    let last = watch(1 << 10).unwrap();
+    assert_eq!(last.of(cookie(&before.0)), None);
+    Kernel::forget(&group.path).unwrap();
 }

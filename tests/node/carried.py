@@ -13,14 +13,16 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 from ground import ANSWER_SECONDS
 from harness import frame, framed, require
 from hostile import COME, MET, NODE, come, connection, message, rights
 from lease import held_up
 from service import fields
-from world import ALONE, Across, Service, inside, note, until, world
+from world import ALONE, Across, Service, inside, note, own_group, until, world
 
+AGAIN = pathlib.Path(__file__).resolve().parent / "again_actor.py"
 ISOLATED = 'same_pod = false\notherwise = "isolated"\n'
 
 
@@ -240,13 +242,105 @@ def scenes(ground):
             ends.traded()
             require(not ends.problem, f"{ends.problem}; {ends.told()}")
             traded(ends, 300_000, 300_000)
+            # (They may be on their way to another one.)
             reasons = {row["reason"] for row in ends.rows()}
-            require(reasons == {"no-adapter"}, f"they do not know that their carrier has died: {ends.told()}")
+            require(reasons <= {"no-adapter", "young", "carried"}, f"they do not know that their carrier has died: {ends.told()}")
             ends.finish()
             until(lambda: service.status()["carrier"]["pid"] not in (None, between), "another carrier")  # noqa: B023
         told = service.status()
         require(told["carrier"]["lost"] == 8 and told["decisions"]["carrier-lost"] == 8, f"{told}")
         note(name, "kernel", "no-adapter")
+
+    def crowd(host, how, count=4, before=(), fork=()):
+        """A server and a client that wait by level or by edge, the port, and what they say of the connections."""
+        server, client = host.container(), host.container()
+        actor = ["/usr/bin/python3", "-u", AGAIN]
+        serves = ground.start("server", [*before, *inside(server.name, *actor, "serve", server.ip, how, *fork)])
+        port = int(serves.line(ANSWER_SECONDS))
+        asks = ground.start("client", [*before, *inside(client.name, *actor, "ask", server.ip, str(port), how, str(count))])
+
+        def all_carried(ends):
+            """(All but the idle one.)"""
+            rows = [row for row in ground.ringlet.connections(port) if (row["path"], row["reason"]) == ("ring", "carried")]
+            for each in serves, asks:
+                require(each.poll() is None, f"it has ended: {each.tail()}")
+            return len(rows) >= ends
+
+        until(lambda: all_carried(2 * (count - 1)), "them to be carried")
+        return serves, asks, port, all_carried
+
+    def ends_well(serves, asks):
+        asks.write("end\n")
+        answer = asks.line(ANSWER_SECONDS)
+        require(answer == "ok", f"{answer}: {asks.tail()} {serves.tail()}")
+        until(lambda: asks.poll() == 0 and serves.poll() == 0, "both to end")
+        for each in asks, serves:
+            ground.put_away(each)
+
+    def idles(serves, asks):
+        asks.write("idle\n")
+        answer = asks.line(ANSWER_SECONDS)
+        require(answer == "idle", f"{answer}: {asks.tail()} {serves.tail()}")
+
+    def comes_again(host, name, service):
+        """Who waits by level, and by edge: all bytes, and each connection is carried again, the one that was idle meanwhile when it is used."""
+        for how in "level", "edge":
+            serves, asks, _, all_carried = crowd(host, how)
+            idles(serves, asks)
+            for _ in range(3):
+                between = carrier(service)
+                time.sleep(ground.random.random() / 2)
+                os.kill(between, signal.SIGKILL)
+                until(lambda: service.status()["carrier"]["pid"] not in (None, between), "another carrier")  # noqa: B023
+                until(lambda: all_carried(6), "them to be carried again")  # noqa: B023
+                until(lambda: idles(serves, asks) or all_carried(8), "the idle one to be carried again")  # noqa: B023
+            ends_well(serves, asks)
+            until(lambda: carried(service) == 0, "what was carried to be over")
+        note(name, "carried", "again")
+
+    def shared_meanwhile(host, name, service):
+        """One that a child holds too stays on the kernel, until that has gone."""
+        serves, asks, port, all_carried = crowd(host, "level", fork=["fork"])
+        asks.write("fork\n")
+        child = int(serves.line(ANSWER_SECONDS))
+        between = carrier(service)
+        os.kill(between, signal.SIGKILL)
+        until(lambda: service.status()["carrier"]["pid"] not in (None, between), "another carrier")
+
+        def shared():
+            rows = ground.ringlet.connections(port)
+            require(not any(row["path"] == "ring" for row in rows), f"one is carried: {rows}")
+            return any(row["reason"] == "shared" for row in rows)
+
+        until(shared, "it to be told that they are shared")
+        os.kill(child, signal.SIGKILL)
+        until(lambda: all_carried(6), "them to be carried again")
+        ends_well(serves, asks)
+        note(name, "carried", "again")
+
+    def replaced(name, keeps):
+        """All of the service is killed, as with its container, and another one started."""
+        with own_group(ground.ringlet.command) as (group, into):
+            more = ["--cgroup", group, *(["--keep-notes"] if keeps else [])]
+            forget = [ground.ringlet.command, "node", "forget", "--cgroup", group]
+            with Service(ground.ringlet.command, ground.directory, ISOLATED, more=more) as service, world() as host:
+                serves, asks, port, all_carried = crowd(host, "edge", before=into)
+                for _ in range(2):
+                    parts = [service.process.pid, *children(service.process.pid)]
+                    for pid in parts:
+                        os.kill(pid, signal.SIGKILL)
+                    service.stop()
+                    time.sleep(ground.random.random())
+                    service.start()
+                    if keeps:
+                        until(lambda: all_carried(6), "them to be carried again")
+                    else:
+                        until(lambda: service.status()["decisions"].get("no-note"), "them to ask")  # noqa: B023
+                ends_well(serves, asks)
+                require(keeps or not any(row["path"] == "ring" for row in ground.ringlet.connections(port)), "carried by whom?")
+            forgets = subprocess.run(forget, capture_output=True, text=True)
+            require((forgets.returncode, forgets.stdout.startswith("what was kept")) == (0, keeps), f"{forgets}")
+            note(name, "carried" if keeps else "kernel", "again" if keeps else "no-note")
 
     def carrier_hung(host, name, service):
         """It is ended, and another one started."""
@@ -605,5 +699,11 @@ def scenes(ground):
     scene("the service is killed while it has two carried", service_killed)
     scene("who carries is killed at any moment", carrier_killed_early)
     scene("who carries is killed, with bytes on their way", carrier_killed)
+    scene("who carries is killed, and what it carried is carried again", comes_again)
+    scene("who carries is killed while a child holds a connection too", shared_meanwhile)
+    for keeps in True, False:
+        name = f"all of the service is killed, and another one comes that {'goes on with' if keeps else 'knows nothing of'} its notes"
+        with ground.scene(name):
+            replaced(name, keeps)
     scene("who carries hangs, with bytes on their way", carrier_hung)
     scene("all of the service stands still, with bytes on their way, and goes on", all_stand_still)

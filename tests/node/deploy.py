@@ -10,7 +10,7 @@ import subprocess
 import threading
 
 from harness import Skipped, require
-from world import Across, Service, world
+from world import Across, Service, own_group, world
 
 DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
 LIBRARY = "/usr/local/lib/ringlet/libringlet_preload.so"
@@ -86,7 +86,7 @@ def scenes(ground):
 
     with ground.scene("the service as its unit confines it"):
         service_unit = unit("ringlet-node.service")
-        require(service_unit["ExecStart"] == f"{COMMAND} node run", "what is started")
+        require(service_unit["ExecStart"] == f"{COMMAND} node run --keep-notes", "what is started")
         caps = ",".join("+" + name.removeprefix("CAP_").lower() for name in service_unit["CapabilityBoundingSet"].split())
         # PrivateNetwork, ProtectControlGroups, ProtectKernelTunables (ProtectSystem but for where this test has its files).
         read_only = "mount --make-rprivate / && for at in $(findmnt -rno TARGET -t cgroup2); do mount -o remount,bind,ro $at; done && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
@@ -95,6 +95,11 @@ def scenes(ground):
             require(service.runs(), f"it does not start: {service.told()}")
             server, client = host.container(), host.container()
             Across(ground, server.name, client.name, server.ip).meets("the service as its unit confines it")
+        # (As the unit has it, but not for this host's connections, of which something would be left.)
+        with own_group(ringlet) as (group, _):
+            for _ in "its first start", "a second one, with what the first has kept":
+                with Service(ringlet, ground.directory, before=before, more=["--keep-notes", "--cgroup", group]) as service:
+                    require(service.runs(), f"it does not start: {service.told()}")
 
     with ground.scene("a manifest and a compose file"):
         with contextlib.suppress(ImportError):

@@ -185,6 +185,26 @@ def within(container):
         os.close(theirs)
 
 
+@contextlib.contextmanager
+def own_group(command):
+    """A control group, in which nothing is left of what a service keeps there; and what a program is started by that is to be in it."""
+    mounts = (line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines())
+    top = next(pathlib.Path(fields[1]) for fields in mounts if fields[2] == "cgroup2")
+    group = top / f"ringlet-test-{os.getpid()}-{next(NUMBERS)}"
+    group.mkdir()
+
+    def is_removed():
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return not group.exists()
+
+    try:
+        yield group, ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+    finally:
+        subprocess.run([command, "node", "forget", "--cgroup", group], capture_output=True)
+        until(is_removed, "the control group to be empty")
+
+
 def inside(name, *more):
     return ["ip", "netns", "exec", name, *more]
 

@@ -51,7 +51,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "Raise the setting memory_limit_bytes, or the process's memory limit, or lower ring_bytes."
         }
         Reason::NoAdapter => {
-            "Where the node service carried it, nothing: it stays on the kernel, and connections that begin from now on are carried (`ringlet node status`). With `ringlet run --mirror`, start both programs with the same one, or the adapter again."
+            "Where the node service carried it: it asks again by itself, at its next calls, and is carried again once a carrier is there and both ends have asked (`ringlet node status`; `ringlet on` asks at once). If that never succeeds, the service began after the connection did: run it with `--keep-notes`. With `ringlet run --mirror`, start both programs with the same one, or the adapter again."
         }
         Reason::Forbidden => {
             "Allow the system call in the seccomp filter; `ringlet doctor` names what is missing."
