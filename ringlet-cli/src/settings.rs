@@ -138,7 +138,7 @@ impl clap::Args for Flags {
             .help("Never spin, but sleep at once; the same as --spin-us 0")
             .help_heading("Configuration")
             .action(clap::ArgAction::SetTrue)
-            .conflicts_with("spin_us");
+            .conflicts_with_all(["spin", "spin_us"]);
         let file = Arg::new("config_file")
             .long("config")
             .value_name("FILE")

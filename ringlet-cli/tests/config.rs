@@ -36,9 +36,9 @@ fn each_value_tells_where_it_came_from() {
 fn errors_name_the_line_or_variable_and_fail() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("ringlet.conf");
-    fs::write(&file, "# fine\nspin_us = 1\nspin = 2\nonly = nowhere\n").unwrap();
+    fs::write(&file, "# fine\nspin_us = 1\nturn = 2\nonly = nowhere\n").unwrap();
     let mut command = ringlet(&["config"]);
-    let output = command.env("RINGLET_CONFIG", &file).env("RINGLET_SPIN", "9").output().unwrap();
+    let output = command.env("RINGLET_CONFIG", &file).env("RINGLET_TURN", "9").output().unwrap();
     let (out, err) = text(&output);
     assert_eq!(output.status.code(), Some(1));
     let file = file.display();
@@ -47,7 +47,7 @@ fn errors_name_the_line_or_variable_and_fail() {
         format!(
             "ringlet: {file}:3: there is no such key\n\
              ringlet: {file}:4: only: rule 1 is not like 127.0.0.1, 127.0.0.1:6379, [::1]:6379 or :6379\n\
-             ringlet: RINGLET_SPIN: there is no such variable\n"
+             ringlet: RINGLET_TURN: there is no such variable\n"
         )
     );
     let line = out.lines().find(|line| line.starts_with("spin_us")).unwrap();

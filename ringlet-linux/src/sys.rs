@@ -387,6 +387,65 @@ pub fn is_bound() -> bool {
     got.is_ok() && allowed.iter().map(|word| word.count_ones()).sum::<u32>() == 1
 }
 
+/// Has this thread said that others go first?
+pub fn is_nice() -> bool {
+    // SAFETY: no pointers.
+    let policy = unsafe { sys!(SYS_sched_getscheduler, 0) };
+    // (Which child by fork has it too is another matter.)
+    let policy = policy.map_or(0, |policy| policy as i32 & !libc::SCHED_RESET_ON_FORK);
+    // KERNEL: it tells 20 less the value, so that none is an error.
+    // SAFETY: no pointers.
+    let priority = unsafe { sys!(SYS_getpriority, libc::PRIO_PROCESS, 0) }.unwrap_or(20);
+    matches!(policy, libc::SCHED_IDLE | libc::SCHED_BATCH) || priority < 20
+}
+
+/// Did a control group of this process, when that was asked first, have so much of the processors' time only (version 2, `cpu.max`)?
+pub fn has_quota() -> bool {
+    static QUOTA: AtomicU32 = AtomicU32::new(0);
+    // ORDER: Relaxed: whoever comes first finds the same.
+    let known = QUOTA.load(Ordering::Relaxed);
+    if known != 0 {
+        return known == 2;
+    }
+    let mut text = [0u8; 512];
+    let read = read_file(c"/proc/self/cgroup", &mut text).unwrap_or(0);
+    let found = group_of(&text[..read]).is_some_and(|group| groups_upwards(group).any(is_limited));
+    QUOTA.store(if found { 2 } else { 1 }, Ordering::Relaxed);
+    found
+}
+
+/// The path of the control group of version 2.
+fn group_of(text: &[u8]) -> Option<&[u8]> {
+    text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"0::"))
+}
+
+/// The group, and those that it is in.
+fn groups_upwards(group: &[u8]) -> impl Iterator<Item = &[u8]> {
+    core::iter::successors(Some(group.strip_suffix(b"/").unwrap_or(group)), |group| {
+        let parent = group.iter().rposition(|byte| *byte == b'/')?;
+        Some(&group[..parent])
+    })
+}
+
+fn is_limited(group: &[u8]) -> bool {
+    let mut path = [0u8; 640];
+    let mut used = 0;
+    for part in [&b"/sys/fs/cgroup"[..], group, b"/cpu.max", b"\0"] {
+        let Some(room) = path.get_mut(used..used + part.len()) else { return false };
+        room.copy_from_slice(part);
+        used += part.len();
+    }
+    let mut text = [0u8; 64];
+    let Ok(path) = core::ffi::CStr::from_bytes_until_nul(&path) else { return false };
+    let read = read_file(path, &mut text).unwrap_or(0);
+    is_quota(&text[..read])
+}
+
+/// As `cpu.max` has it: a number of microseconds, or none.
+fn is_quota(text: &[u8]) -> bool {
+    text.first().is_some_and(u8::is_ascii_digit)
+}
+
 /// Moves this thread to another processor of those that it may use, if there is one, and leaves it its choice afterwards.
 pub fn leave_processor(processor: u32) -> bool {
     let mut allowed = [0u64; 16];
@@ -432,4 +491,31 @@ pub fn limit(which: libc::__rlimit_resource_t) -> u64 {
     // SAFETY: a writable struct rlimit64; no limit is set.
     let _ = unsafe { sys!(SYS_prlimit64, 0, which, 0, limit.as_mut_ptr()) };
     limit[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_is_that_of_a_group_or_of_one_around_it() {
+        assert_eq!(group_of(b"12:cpu:/a\n0::/b/c.scope\n"), Some(&b"/b/c.scope"[..]));
+        assert_eq!(group_of(b"12:cpu:/a\n"), None);
+        assert!(groups_upwards(b"/b/c.scope").eq([&b"/b/c.scope"[..], b"/b", b""]));
+        assert!(groups_upwards(b"/").eq([&b""[..]]));
+        assert!(is_quota(b"50000 100000\n"));
+        assert!(!is_quota(b"max 100000\n") && !is_quota(b""));
+    }
+
+    #[test]
+    fn a_thread_that_is_nice_is_known() {
+        std::thread::spawn(|| {
+            assert!(!is_nice());
+            // SAFETY: no pointers.
+            let done = unsafe { sys!(SYS_setpriority, libc::PRIO_PROCESS, 0, 5) };
+            assert!(done.is_ok() && is_nice());
+        })
+        .join()
+        .unwrap();
+    }
 }

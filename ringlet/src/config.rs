@@ -69,6 +69,8 @@ config! {
         "Connections with an end that matches one of these rules are never moved.";
     udp: bool as Switch = true, "RINGLET_UDP", "",
         "Whether datagrams between UDP sockets are moved too.";
+    spin: SpinPolicy as Spin = SpinPolicy::Balanced, "RINGLET_SPIN", "",
+        "What watching shared memory may cost: `balanced` watches no longer than the wake-ups that it saves would cost, or for an answer some times as long; `latency` for anything several times as long; `off` sleeps at once.";
     spin_us: u64 as Number<0, 1000> = 500, "RINGLET_SPIN_US", "microseconds",
         "How long a waiting call may watch shared memory before it sleeps; 0 sleeps at once.";
     move_after: u64 as Number<0, 1_000_000> = 4, "RINGLET_MOVE_AFTER", "messages",
@@ -164,6 +166,7 @@ pub enum Problem {
     NotRule { number: usize },
     TooManyRules,
     NotPeers,
+    NotSpin,
     NotLog,
     LogPathTooLong,
     NotSocketPath,
@@ -190,6 +193,7 @@ impl fmt::Display for Problem {
             ),
             Problem::TooManyRules => write!(out, "holds at most {RULES_MAX_COUNT} rules"),
             Problem::NotPeers => write!(out, "must be any or same-user"),
+            Problem::NotSpin => write!(out, "must be latency, balanced or off"),
             Problem::NotLog => write!(out, "must be off, stderr or an absolute path in UTF-8"),
             Problem::LogPathTooLong => {
                 write!(out, "the path is longer than {} bytes", LOG_PATH_MAX_BYTES - 1)
@@ -266,6 +270,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// How long a wait may watch, in microseconds.
+    pub fn watch_us(&self) -> u64 {
+        if self.spin == SpinPolicy::Off { 0 } else { self.spin_us }
+    }
+
     /// The configuration in force: the first file that is there, then the environment. `get` looks up an environment
     /// variable; `read` fills the buffer from a file and says how many bytes it put there; the buffer should hold
     /// `FILE_MAX_BYTES` and one more, by which a longer file is known.
@@ -534,6 +543,14 @@ impl RuleList {
     }
 }
 
+/// What watching shared memory may cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SpinPolicy {
+    Latency,
+    Balanced,
+    Off,
+}
+
 /// Which peers are accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerPolicy {
@@ -717,6 +734,33 @@ impl Form for Rules {
     }
 }
 
+struct Spin;
+
+impl Form for Spin {
+    type Value = SpinPolicy;
+
+    fn describe(out: &mut fmt::Formatter) -> fmt::Result {
+        write!(out, "latency, balanced, off")
+    }
+
+    fn parse(text: &[u8]) -> Result<SpinPolicy, Problem> {
+        match text {
+            b"latency" => Ok(SpinPolicy::Latency),
+            b"balanced" => Ok(SpinPolicy::Balanced),
+            b"off" => Ok(SpinPolicy::Off),
+            _ => Err(Problem::NotSpin),
+        }
+    }
+
+    fn print(value: &SpinPolicy, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(match value {
+            SpinPolicy::Latency => "latency",
+            SpinPolicy::Balanced => "balanced",
+            SpinPolicy::Off => "off",
+        })
+    }
+}
+
 struct Peers;
 
 impl Form for Peers {
@@ -887,6 +931,7 @@ mod tests {
         assert_eq!(problem("memory_limit_bytes", "G"), Problem::NotBytes);
         assert_eq!(problem("enabled", "maybe"), Problem::NotSwitch);
         assert_eq!(problem("peers", "friends"), Problem::NotPeers);
+        assert_eq!(problem("spin", "on"), Problem::NotSpin);
         assert_eq!(problem("node", "relative"), Problem::NotSocketPath);
         assert_eq!(problem("node", &format!("/{}", "x".repeat(107))), Problem::NotSocketPath);
         assert_eq!(value(&with("node", &format!("/{}", "x".repeat(106))), "node").len(), 107);

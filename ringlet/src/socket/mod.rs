@@ -57,7 +57,7 @@ pub use note::note;
 pub use options::{keep_option, kept_option, option_set, set_nonblocking, take_error};
 pub use way::{Native, Way, count_call, kernel_writes, path_of, way_in, way_out};
 
-use crate::config::Config;
+use crate::config::{Config, SpinPolicy};
 use crate::once::Once;
 use crate::waiting::spin;
 use ringlet_core::sync::{AtomicU32, Ordering};
@@ -122,7 +122,11 @@ pub fn start(config: Config) -> Sys<()> {
     chaos::start(config.unforgiving);
     release::start(process::close_orphan);
     rings::start(process::uses_io_uring);
-    spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
+    spin::start(spin::Outside {
+        load: context::load,
+        tell: view::tell_watched,
+        for_latency: config.spin == SpinPolicy::Latency,
+    });
     let tables = map::together(TABLES_BYTES, || {
         context::start()?;
         if config.udp {

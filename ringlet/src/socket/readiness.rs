@@ -238,7 +238,7 @@ fn poll_entered(
     cancelled: &dyn Fn(),
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
-    let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    let limit = tables().map_or(0, |tables| tables.config.watch_us());
     // A byte that we can't take, and that tells us nothing, would end each sleep at once: then we don't listen for any, and look soon.
     let stays = Cell::new(false);
     if deadline == Some(0) {
@@ -268,6 +268,9 @@ fn poll_entered(
         let talks_to = connections(fds, held).next();
         let peer = || talks_to.and_then(wait::peer);
         signals::begin_wait();
+        if talks_to.is_some_and(wait::sent_lately) {
+            spin::sent();
+        }
         let mut told = Ok(0);
         let worth = spin::watch_many(budget, fds.len(), peer, || {
             if look(fds, held, true).0 > 0 {

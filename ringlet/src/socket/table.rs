@@ -195,6 +195,8 @@ pub struct Socket {
     pub kernel_asked: P64,
     /// When a sender last asked whether its way goes on (`send::must_go_back`), which nobody who receives or polls asks for it.
     pub sender_asked: P64,
+    /// Something was sent on it since a wait (`wait::sent_lately`).
+    pub has_sent: P32,
     /// So often was nothing found, also by the kernel, since a receive has found something (`events::ask_every`).
     pub found_nothing: P32,
     pub next_free: P32,
@@ -882,6 +884,7 @@ impl Socket {
         self.kernel_asked.set(0);
         self.sender_asked.set(0);
         self.found_nothing.set(0);
+        self.has_sent.set(0);
         self.last_of_ring.set(0);
         for word in [
             &self.side,

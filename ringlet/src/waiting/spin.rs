@@ -53,8 +53,12 @@ const KEPT: u32 = 64;
 const LENGTHS: usize = 11;
 /// The first length; each other is twice the one before; those that are longer than the last are only counted.
 const FIRST_NS: u64 = 1_000;
-/// A processor's time is worth an eighth of a waiter's, as long as nobody else wants it.
-const PRICE: u64 = 8;
+/// A processor's time is worth an eighth of a waiter's, as long as nobody else wants it, to who wants latency above all; else a quarter, where
+/// an answer is waited for.
+const PRICE_FOR_LATENCY: u64 = 8;
+const PRICE: u64 = 4;
+/// What a sleep and its wake-up take of processors' time, on both sides: about so long pays where nobody's time is saved.
+const SLEEP_NS: u64 = 8_000;
 /// What a thread that knows nothing yet takes for the cost of a wake-up, and watches.
 const WAKE_NS: u64 = 20_000;
 const WAKE_MOST_NS: u64 = 100_000;
@@ -83,8 +87,8 @@ impl Waits {
     }
 
     /// How long to watch, where a wake-up costs so much: the length with the highest sum, over all waits, of what it saves less what it
-    /// costs. 0: not at all.
-    fn budget(&self, wake_ns: u64) -> u64 {
+    /// costs, at this price. 0: not at all.
+    fn budget(&self, wake_ns: u64, price: u64) -> u64 {
         if self.all == 0 {
             return BEGIN_NS;
         }
@@ -94,7 +98,7 @@ impl Waits {
             let (length, count) = (FIRST_NS << nth, u64::from(*count));
             ended += count;
             watched += count * length;
-            let costs = (watched + (u64::from(self.all) - ended) * length) / PRICE;
+            let costs = (watched + (u64::from(self.all) - ended) * length) / price;
             let saves = (ended * wake_ns).saturating_sub(costs);
             if saves > best {
                 (best, best_ns) = (saves, length);
@@ -146,8 +150,15 @@ static MOVED_NS: Local<u64> = Local::new(local::SPIN.from(14));
 static MOVE_AGAIN: Local<u64> = Local::new(local::SPIN.from(15));
 /// When we looked at which processors this thread may use, and whether it was one.
 static BOUND: Local<(u64, bool)> = Local::new(local::SPIN.from(16));
+/// When we looked at how modest this thread is, and whether it was.
+static MODEST: Local<(u64, bool)> = Local::new(local::SPIN.from(22));
 /// What was watched in vain of `VAIN_MOST_NS`, as of when.
 static VAIN: Local<(u64, u64)> = Local::new(local::SPIN.from(18));
+
+/// Of 256 waits, so many began though this thread, and all others on that connection, had sent nothing since the last one.
+static UNASKED: Local<u64> = Local::new(local::SPIN.from(20));
+static SENT: Local<bool> = Local::new(local::SPIN.from(21));
+const UNASKED_ALL: u64 = 256;
 
 /// What a watcher asks and tells; without it nobody is asked or told.
 pub struct Outside {
@@ -155,6 +166,8 @@ pub struct Outside {
     pub load: fn() -> Option<i32>,
     /// A thread has watched for so long, so many waits to their end, and so many in vain.
     pub tell: fn(ns: u64, watched: u32, in_vain: u32),
+    /// Latency counts, whatever it costs.
+    pub for_latency: bool,
 }
 
 static OUTSIDE: Once<Outside> = Once::new();
@@ -175,6 +188,12 @@ pub struct Peer {
 #[inline]
 pub fn rang() {
     RANG.set(true);
+}
+
+/// Something was sent, to which what is waited for next may be the answer.
+#[inline]
+pub fn sent() {
+    SENT.set(true);
 }
 
 /// Watches until `ready` or until it does not pay any more; says whether it became ready. (Who is told that it did not looks once more when
@@ -310,6 +329,9 @@ fn begin(now: u64) {
         // The last one ended without what was waited for.
         note(u64::MAX);
     }
+    // (Smoothed over eight waits.)
+    let unasked = if SENT.replace(false) { 0 } else { UNASKED_ALL };
+    UNASKED.set((UNASKED.get() * 7 + unasked) / 8);
     let at_once = AT_ONCE.take();
     if at_once > 0 {
         let (mut waits, mut untold) = (WAITS.get(), UNTOLD.get());
@@ -335,13 +357,31 @@ fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
     // (Who has one processor tells where, and learns whether the peer has the same. Of whom nothing is known a yield tells.)
     let needed = || is_bound(now) && peer().is_some_and(|peer| peer.processor == sys::processor());
     let barred = off > 0 || needed() || crowded(now, COUNT_EVERY_NS);
-    let pays = if barred { 0 } else { worth(WAITS.get().budget(wake_ns())).min(left) };
+    let pays = if barred { 0 } else { pays(now, for_latency()).min(left) };
     if pays == 0 {
         // (A tick is a nanosecond at most.)
         let rest = if off > 0 { off.min(REST_TICKS) } else { REST_TICKS };
         REST_UNTIL.set(sys::ticks().wrapping_add(rest));
     }
     pays.min(limit)
+}
+
+/// How long to watch so that it pays. Nobody waits for a thread that is only sent to: it saves what a sleep takes of a processor, and no more. So does
+/// one that stands behind others by its own wish, or may have so much of the processors only.
+fn pays(now: u64, for_latency: bool) -> u64 {
+    let waits = WAITS.get();
+    if for_latency {
+        return worth(waits.budget(wake_ns(), PRICE_FOR_LATENCY));
+    }
+    if UNASKED.get() > UNASKED_ALL / 2 || is_modest(now) {
+        return waits.budget(SLEEP_NS, 1);
+    }
+    worth(waits.budget(wake_ns(), PRICE))
+}
+
+/// Does latency count, whatever it costs? To who does not say otherwise.
+fn for_latency() -> bool {
+    OUTSIDE.get().is_none_or(|outside| outside.for_latency)
 }
 
 /// How long to watch where so much pays. What lately was says little of the few waits that are longer; but who watches, before it sleeps, for
@@ -407,13 +447,22 @@ fn stay_off(now: u64, lost: u64) {
 
 /// Has this thread one processor only, which its peer may need?
 fn is_bound(now: u64) -> bool {
-    let (looked, bound) = BOUND.get();
+    looked_up(&BOUND, now, sys::is_bound)
+}
+
+/// Does this thread give way to others (nice, SCHED_IDLE, SCHED_BATCH), or has its control group a quota?
+fn is_modest(now: u64) -> bool {
+    looked_up(&MODEST, now, || sys::is_nice() || sys::has_quota())
+}
+
+fn looked_up(known: &Local<(u64, bool)>, now: u64, look: impl FnOnce() -> bool) -> bool {
+    let (looked, found) = known.get();
     if now.saturating_sub(looked) <= COUNT_EVERY_NS {
-        return bound;
+        return found;
     }
-    let bound = sys::is_bound();
-    BOUND.set((now, bound));
-    bound
+    let found = look();
+    known.set((now, found));
+    found
 }
 
 static COUNTED_NS: AtomicU64 = AtomicU64::new(0);
@@ -484,6 +533,8 @@ mod tests {
         COUNTED_NS.store(u64::MAX, Ordering::Relaxed);
         CROWDED.store(false, Ordering::Relaxed);
         BOUND.set((u64::MAX, false));
+        MODEST.set((u64::MAX, false));
+        (UNASKED.set(0), SENT.set(false));
         WAIT.set(Wait::default());
         WAITS.set(Waits::default());
         VAIN.set((0, 0));
@@ -499,23 +550,24 @@ mod tests {
 
     #[test]
     fn watches_for_what_comes_soon_and_not_for_what_does_not() {
-        assert_eq!(waits(&[(10_000, 20)]).budget(20_000), 16_000);
-        assert_eq!(waits(&[(100_000, 20)]).budget(20_000), 128_000);
-        assert_eq!(waits(&[(1_000_000, 20)]).budget(20_000), 0);
-        assert_eq!(waits(&[(u64::MAX, 20)]).budget(20_000), 0);
+        assert_eq!(waits(&[(10_000, 20)]).budget(20_000, 8), 16_000);
+        assert_eq!(waits(&[(100_000, 20)]).budget(20_000, 8), 128_000);
+        assert_eq!(waits(&[(100_000, 20)]).budget(20_000, 4), 0);
+        assert_eq!(waits(&[(1_000_000, 20)]).budget(20_000, 8), 0);
+        assert_eq!(waits(&[(u64::MAX, 20)]).budget(20_000, 8), 0);
     }
 
     #[test]
     fn a_wake_up_that_costs_more_is_watched_for_longer() {
         let waits = waits(&[(250_000, 20)]);
-        assert_eq!(waits.budget(20_000), 0);
-        assert_eq!(waits.budget(60_000), 256_000);
+        assert_eq!(waits.budget(20_000, 8), 0);
+        assert_eq!(waits.budget(60_000, 8), 256_000);
     }
 
     #[test]
     fn few_long_waits_do_not_lengthen_the_watch() {
-        assert_eq!(waits(&[(10_000, 20), (u64::MAX, 5)]).budget(20_000), 16_000);
-        assert_eq!(waits(&[(10_000, 1), (u64::MAX, 20)]).budget(20_000), 0);
+        assert_eq!(waits(&[(10_000, 20), (u64::MAX, 5)]).budget(20_000, 8), 16_000);
+        assert_eq!(waits(&[(10_000, 1), (u64::MAX, 20)]).budget(20_000, 8), 0);
     }
 
     #[test]
@@ -529,8 +581,40 @@ mod tests {
         WAKE.set(0);
         assert_eq!(watched(waits(&[(1_000, 20)]), false), WAKE_NS);
         assert_eq!(watched(waits(&[(1_000, 20)]), true), 3 * WAKE_NS);
-        assert_eq!(watched(waits(&[(100_000, 20)]), false), 128_000);
+        assert_eq!(watched(waits(&[(50_000, 20)]), false), 64_000);
         assert_eq!(watched(waits(&[(u64::MAX, 20)]), true), 0);
+    }
+
+    #[test]
+    fn who_is_only_sent_to_watches_no_longer_than_a_sleep_costs() {
+        let pays_of = |lengths: u64, asked: bool| {
+            fresh();
+            WAKE.set(0);
+            for _ in 0..20 {
+                if asked {
+                    sent();
+                }
+                begin(1);
+            }
+            WAITS.set(waits(&[(lengths, 20)]));
+            pays(1, false)
+        };
+        // A stream without answers; then what is waited for is an answer.
+        for (lengths, alone, for_an_answer) in
+            [(1_000, 1_000, 20_000), (5_000, 0, 20_000), (50_000, 0, 64_000)]
+        {
+            assert_eq!(pays_of(lengths, false), alone);
+            assert_eq!(pays_of(lengths, true), for_an_answer);
+        }
+        // One that gives way to others.
+        MODEST.set((u64::MAX, true));
+        assert_eq!(pays_of_modest(), 0);
+    }
+
+    fn pays_of_modest() -> u64 {
+        UNASKED.set(0);
+        WAITS.set(waits(&[(50_000, 20)]));
+        pays(1, false)
     }
 
     #[test]
@@ -546,7 +630,7 @@ mod tests {
     fn what_was_long_ago_is_forgotten() {
         let mut waits = waits(&[(u64::MAX, 60)]);
         (0..200).for_each(|_| waits.note(10_000, 1));
-        assert_eq!(waits.budget(20_000), 16_000);
+        assert_eq!(waits.budget(20_000, 8), 16_000);
     }
 
     /// Waits for what does not come, and says how often it looked.
@@ -580,7 +664,7 @@ mod tests {
         assert_eq!(times[0], LOOKS_PER_CLOCK);
         assert!(times.contains(&1));
         assert!(times.iter().all(|looks| [1, LOOKS_PER_CLOCK].contains(looks)));
-        assert_ne!(WAITS.get().budget(WAKE_NS), 0);
+        assert_ne!(WAITS.get().budget(WAKE_NS, PRICE), 0);
     }
 
     #[test]
@@ -613,7 +697,7 @@ mod tests {
             let [all_ns, all, all_in_vain] = TOLD.get();
             TOLD.set([all_ns + ns, all + u64::from(watched), all_in_vain + u64::from(in_vain)]);
         };
-        start(Outside { load: || None, tell });
+        start(Outside { load: || None, tell, for_latency: false });
         let told = || TOLD.get();
         fresh();
         assert!(looks_in_vain() > LOOKS_PER_CLOCK);

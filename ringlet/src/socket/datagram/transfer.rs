@@ -158,7 +158,7 @@ fn watch(socket: &Socket, all: &Inlets, mailbox: &Mailbox) -> Watched {
     if mailbox.hot_count() == 0 {
         return Watched::Nothing;
     }
-    let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    let limit = tables().map_or(0, |tables| tables.config.watch_us());
     let mut found = Watched::Nothing;
     let mut asked = sys::ticks();
     let end = socket.end();
@@ -252,6 +252,7 @@ pub fn send(
 ) -> Option<usize> {
     let len = from.remaining();
     let (all, outbox) = outlets::of(socket)?;
+    spin::sent();
     is_paused(socket);
     let due = {
         let _held = socket.end().send_lock.take_first()?;

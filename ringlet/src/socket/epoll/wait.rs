@@ -12,7 +12,7 @@ use super::nested::leave;
 use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, others_of};
-use crate::socket::table::{Stage, Tables, tables};
+use crate::socket::table::{Socket, Stage, Tables, tables};
 use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
@@ -150,7 +150,7 @@ fn wait_in(
         sleep::check(&|| leave(tables, set));
         let budget = tables
             .config
-            .spin_us
+            .watch_us()
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
         // (Who does not watch for long asks the kernel by sleeping there.)
         let began = sys::ticks();
@@ -160,6 +160,9 @@ fn wait_in(
         };
         let in_kernel = || for_long() && kernel_due(set, sys::ticks()) && in_kernel(set);
         signals::begin_wait();
+        if latest(tables, set).is_some_and(transfer::wait::sent_lately) {
+            spin::sent();
+        }
         if spin::watch(
             budget,
             || latest_peer(tables, set),
@@ -208,12 +211,17 @@ fn wait_in(
     }
 }
 
-/// Where the peer runs that was heard of last.
-fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
+/// The connection that was heard of last.
+fn latest<'t>(tables: &'t Tables, set: &Set) -> Option<&'t Socket> {
     let last = set.hot_last.get();
     let watch = set::find_watch(last).filter(|_| last != 0)?;
     let socket = tables.sockets.at(watch.socket.get() as usize);
-    if socket.stage() == Stage::Attached { transfer::wait::peer(socket) } else { None }
+    (socket.stage() == Stage::Attached).then_some(socket)
+}
+
+/// Where its peer runs.
+fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
+    transfer::wait::peer(latest(tables, set)?)
 }
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something

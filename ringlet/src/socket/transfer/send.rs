@@ -8,6 +8,7 @@ use crate::socket::{
     carrier, channel, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view,
     words,
 };
+use crate::waiting::spin;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -34,6 +35,8 @@ pub fn send_by(
     mut control: Option<&libc::msghdr>,
 ) -> Sys<usize> {
     let (end, mut flags) = (socket.end(), flags);
+    spin::sent();
+    socket.has_sent.set(1);
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();

@@ -38,6 +38,15 @@ pub fn peer(socket: &Socket) -> Option<spin::Peer> {
     context::peer_of(socket)
 }
 
+/// Has any thread of this process sent on it since this was asked last? Then an answer may be what is waited for. (A hint.)
+pub fn sent_lately(socket: &Socket) -> bool {
+    let sent = socket.has_sent.is();
+    if sent {
+        socket.has_sent.set(0);
+    }
+    sent
+}
+
 /// Is there what the caller waits for, as far as shared memory tells?
 #[inline(always)]
 fn there(socket: &Socket, end: &End, want: Want) -> bool {
@@ -73,8 +82,11 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Room => end.sending() == Sending::Ring,
     };
     sleep::check(&|| in_use::wait_no_more(socket));
-    let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    let limit = tables().map_or(0, |tables| tables.config.watch_us());
     signals::begin_wait();
+    if sent_lately(socket) {
+        spin::sent();
+    }
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         view::count_spin(socket);
         return Ok(());
