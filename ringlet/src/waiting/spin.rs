@@ -534,7 +534,8 @@ mod tests {
         CROWDED.store(false, Ordering::Relaxed);
         BOUND.set((u64::MAX, false));
         MODEST.set((u64::MAX, false));
-        (UNASKED.set(0), SENT.set(false));
+        UNASKED.set(0);
+        SENT.set(false);
         WAIT.set(Wait::default());
         WAITS.set(Waits::default());
         VAIN.set((0, 0));
