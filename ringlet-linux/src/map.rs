@@ -217,7 +217,11 @@ impl Ground {
         let part = small.or_else(|| self.large.take_last(bytes));
         match part {
             Some(base) => Ok(base as *mut u8),
-            None => map(bytes, READ_WRITE, self.flags | TABLE, -1),
+            None => {
+                let base = map(bytes, READ_WRITE, self.flags | TABLE, -1)?;
+                leave_out(base as usize, bytes);
+                Ok(base)
+            }
         }
     }
 }

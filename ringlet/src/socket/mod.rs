@@ -141,4 +141,4 @@ pub fn start(config: Config) -> Sys<()> {
 }
 
 /// More than the tables of either kind take.
-const TABLES_BYTES: usize = 64 << 20;
+const TABLES_BYTES: usize = 72 << 20;
