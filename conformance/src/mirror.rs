@@ -11,6 +11,10 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "what an adapter delivers is told behind what the kernel had meanwhile, though it was sent before",
     ),
     ("readiness/edges_in_order_beside_the_kernel", "likewise"),
+    (
+        "paths/urgent_behind_a_doorbell",
+        "the place of an urgent byte is told to no adapter, so that one which another takes over may be data",
+    ),
 ];
 
 pub fn left_out(name: &str) -> Option<&'static str> {

@@ -992,11 +992,13 @@ impl Socket {
         self.anew.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`.)
+    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`. WHY not where the end has severed itself: its
+    /// carrier stands still and may go on, with what it holds of this connection.)
     pub fn lost_its_carrier(&self) {
         const AT_FIRST_NS: u64 = 1_000_000_000;
         let is_given_up = self.again_tries.get() == u32::MAX;
-        if self.is_carried() && !self.comes_again.is() && !is_given_up {
+        let may_go_on = self.end().severed.is();
+        if self.is_carried() && !self.comes_again.is() && !is_given_up && !may_go_on {
             self.again_tries.set(0);
             self.again_due_ns.set(sys::now_ns() + AT_FIRST_NS);
             self.comes_again.set(1);
