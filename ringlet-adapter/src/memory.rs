@@ -3,8 +3,9 @@
 use crate::half::Segment;
 use ringlet_core::layout::{Control, Geometry, Head, SEGMENT_MAGIC, SLOTS_OFFSET, control};
 use ringlet_core::memory::Area;
+use ringlet_core::mirror::Answers;
 use ringlet_core::sync::Ordering;
-use ringlet_linux::{map, sys};
+use ringlet_linux::{map, sys, tcp};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -50,6 +51,14 @@ impl Memory {
     /// The words of the direction in which this end sends.
     pub fn outgoing(&self, end: usize) -> &Control {
         control(self.area, end)
+    }
+
+    /// Puts a doorbell byte on the connection of this end, which is `socket`, unless the end has severed itself. False if it did not go.
+    pub fn ring_byte(&self, end: usize, socket: i32) -> bool {
+        let words = self.outgoing(end);
+        let went = words.begin_byte() && tcp::ring_byte(socket);
+        words.end_byte();
+        went
     }
 }
 

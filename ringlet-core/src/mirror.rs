@@ -69,6 +69,8 @@ pub trait Asks {
     /// The adapter is to touch neither this end's segment nor its connection any more: so it is once it `has_let_go`. In our sending direction.
     fn sever(&self);
     fn has_let_go(&self) -> bool;
+    /// So many of the adapter's threads put a doorbell byte on our connection, or are about to.
+    fn bytes_on_their_way(&self) -> u32;
 }
 
 impl Asks for Control {
@@ -145,8 +147,12 @@ impl Asks for Control {
 
     fn has_let_go(&self) -> bool {
         // ORDER: SeqCst; pairs with `end_pass` and `end_byte`: what was done is there.
-        self.serving.passes.load(Ordering::SeqCst) == 0
-            && self.serving.bytes.load(Ordering::SeqCst) == 0
+        self.serving.passes.load(Ordering::SeqCst) == 0 && self.bytes_on_their_way() == 0
+    }
+
+    fn bytes_on_their_way(&self) -> u32 {
+        // ORDER: SeqCst; as above.
+        self.serving.bytes.load(Ordering::SeqCst)
     }
 }
 

@@ -8,6 +8,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ringlet_core::layout::PAGE_BYTES;
 use ringlet_core::memory::Area;
+use ringlet_core::sync::AtomicU64;
 
 /// Types for which zeroed memory is a valid, empty value; they live in tables that are mapped, never built.
 ///
@@ -544,6 +545,34 @@ pub unsafe fn put_in_place(fresh: Area, place: Area) -> Sys<()> {
     // KERNEL: whoever touches a page meanwhile waits until it is done (the lock of the address space). It refuses before it takes anything away.
     // SAFETY: two whole mappings of ours; the rest by contract.
     unsafe { sys!(SYS_mremap, fresh.base(), len, len, how, place.base()) }.map(drop)
+}
+
+/// A copy of a mapping that others write to as well, shared with our children by fork as that one was. Words are copied from the lowest address on, each
+/// whole and behind the one before (so what is published at a lower one is there). Memory that can't be had is an error.
+pub fn copy_of(area: Area) -> Sys<Area> {
+    const WORD: usize = size_of::<AtomicU64>();
+    populate(area, false)?;
+    let len = area.len();
+    let base = map(len, READ_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)?;
+    leave_out(base as usize, len);
+    // SAFETY: a whole mapping of ours, shown to nobody.
+    let copy = unsafe { Area::new(base.cast(), len) };
+    for page in (0..len).step_by(PAGE_BYTES) {
+        let words = || (page..len.min(page + PAGE_BYTES)).step_by(WORD);
+        // ORDER: Acquire; pairs with the Release of whoever published there.
+        let word = |at: usize| area.at::<AtomicU64>(at).load(Ordering::Acquire);
+        // (What is zero is so in fresh memory, which need not be held for it.)
+        if words().all(|at| word(at) == 0) {
+            continue;
+        }
+        if let Err(error) = hold(copy, page, PAGE_BYTES) {
+            // SAFETY: the mapping from above.
+            unsafe { unmap(copy) };
+            return Err(error);
+        }
+        words().for_each(|at| copy.at::<AtomicU64>(at).store(word(at), Ordering::Relaxed));
+    }
+    Ok(copy)
 }
 
 /// In a child: private memory in the place of a mapping of its parent's, made of atomics. A handler in which it was forked returns to a frame

@@ -157,6 +157,11 @@ impl Lock {
         None
     }
 
+    /// Who holds it (`thread::owner_number`); 0: nobody.
+    pub fn owner(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Does the calling thread hold it?
     pub fn is_ours(&self) -> bool {
         self.0.load(Ordering::Relaxed) == thread::owner_number()

@@ -193,7 +193,8 @@ impl Rings for End {
     }
 
     fn byte(&mut self) -> Poll<bool> {
-        Poll::Ready(self.socket.is_some_and(tcp::ring_byte))
+        let rings = |socket| self.memory.ring_byte(self.place.end, socket);
+        Poll::Ready(self.socket.is_some_and(rings))
     }
 
     fn take_bells(&mut self, most: u64) {

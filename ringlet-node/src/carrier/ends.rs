@@ -7,7 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
-use ringlet_core::mirror::Answers;
 use ringlet_linux::bell::{self, Address};
 use ringlet_linux::{fd, tcp};
 
@@ -190,9 +189,7 @@ impl Rings for End {
             let Some(socket) = self.socket.clone() else { return Poll::Ready(false) };
             let (memory, nth) = (self.memory.clone(), self.nth);
             let ring = move || {
-                let words = memory.outgoing(nth);
-                let went = words.begin_byte() && tcp::ring_byte(socket.as_raw_fd());
-                words.end_byte();
+                let went = memory.ring_byte(nth, socket.as_raw_fd());
                 drop(socket);
                 went
             };

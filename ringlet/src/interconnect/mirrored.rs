@@ -5,7 +5,8 @@
 //! does not answer (it stands still, with its service perhaps, and may go on) an end severs itself, and goes on as if it had died.
 
 use super::Interconnect;
-use super::introduction::{GREETING, LINKED, Message, ORPHAN, name};
+use super::introduction::{GREETING, LINKED, Message, name};
+use super::sever::{LOOK_NS, has_died, sever};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use crate::socket::context;
@@ -30,12 +31,9 @@ const ANSWER_NS: u64 = if cfg!(test) { 20_000_000 } else { 2_000_000_000 };
 const ANSWER_AGAIN_NS: u64 = ANSWER_NS / 8;
 /// So long ago is lately.
 const LATELY_NS: u64 = 10_000_000_000;
-/// And how long it is waited for one that stands still in the middle of what it does for this very end.
-const LET_GO_NS: u64 = 10_000_000_000;
 /// Looks in a row before the processor is left to the adapter, and with that before it is left alone for a moment.
 const QUICK_LOOKS: u32 = 200;
 const YIELDING_LOOKS: u32 = 1000;
-const LOOK_NS: u64 = 50_000;
 
 /// What the adapter has given an end.
 pub struct Linked {
@@ -170,42 +168,6 @@ fn hear(lifeline: i32, until: u64) -> Result<(Message, Received), Reason> {
         let mut fds = [fd::pollfd { fd: lifeline, events: libc::POLLIN, revents: 0 }];
         let _ = fd::poll(&mut fds, Some(left), None);
     }
-}
-
-/// Has the adapter gone, or is it nothing to us any more?
-pub fn has_died(socket: &Socket) -> bool {
-    let lifeline = socket.lifeline.get() as i32;
-    let over = libc::POLLHUP | libc::POLLRDHUP;
-    lifeline != 0
-        && (socket.end().severed.is() || fd::pending(lifeline, libc::POLLRDHUP) & over != 0)
-}
-
-/// Has the adapter deliver nothing more, and put nothing on our connection: the other end goes on in the kernel, or it does not answer. To whoever asks it
-/// has died then. False if it stands still in the middle of that, for long.
-pub fn sever(socket: &Socket) -> bool {
-    let Some(outgoing) = socket.outgoing() else { return false };
-    let (mut until, words) = (0, outgoing.control());
-    while !has_died(socket) {
-        if until == 0 {
-            // (Once is enough: whoever asks next, at a close for instance, is told at once.)
-            let waits = if socket.end().unanswered.is() { 0 } else { LET_GO_NS };
-            until = sys::now_ns() + waits;
-            words.sever();
-            // (If there is no room it has much to read, and hears of it there.)
-            let ended = Message { kind: ORPHAN, ..Message::default() };
-            let lifeline = socket.lifeline.get() as i32;
-            let _ = meet::send(lifeline, ended.frame().as_bytes(), &[]);
-        }
-        if words.has_let_go() {
-            socket.end().severed.set(1);
-        } else if sys::now_ns() > until {
-            socket.end().unanswered.set(1);
-            return false;
-        } else {
-            let _ = fd::poll(&mut [], Some(LOOK_NS), None);
-        }
-    }
-    true
 }
 
 /// How often a process that has mirrored connections looks whether their adapters live.

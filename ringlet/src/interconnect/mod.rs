@@ -7,6 +7,7 @@
 pub mod introduction;
 pub mod mirrored;
 pub mod node;
+pub mod sever;
 
 /// See the module's description.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

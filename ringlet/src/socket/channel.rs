@@ -5,7 +5,7 @@ use super::table::Socket;
 use super::{view, words};
 use crate::handshake::{self, Frame, Protocol};
 use crate::interconnect::mirrored::HAS_ADAPTER;
-use crate::interconnect::{Interconnect, introduction, mirrored};
+use crate::interconnect::{Interconnect, introduction, sever};
 use crate::reasons::Reason;
 use ringlet_core::layout::NOT_SHUT;
 use ringlet_core::ring::SegmentRing;
@@ -42,7 +42,7 @@ impl Word {
 pub fn hear(socket: &Socket) -> Option<Word> {
     let word = heard(socket)?;
     // (Once: a stream that is broken off ends.)
-    if socket.end().ended.get() == 0 && !mirrored::sever(socket) {
+    if socket.end().ended.get() == 0 && !sever::sever(socket) {
         break_off(socket);
     }
     Some(word)
@@ -74,7 +74,7 @@ pub fn is_told(socket: &Socket) -> bool {
 
 /// Has its adapter died, on which our direction still depends?
 pub fn is_orphan(socket: &Socket) -> bool {
-    socket.end().mirrored.get() == HAS_ADAPTER && mirrored::has_died(socket)
+    socket.end().mirrored.get() == HAS_ADAPTER && sever::has_died(socket)
 }
 
 pub fn has_ended_in_order(socket: &Socket) -> bool {
@@ -104,7 +104,7 @@ pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool + Copy
         None => {
             let short = words::peer_attached(socket) != 0
                 && !has_ended_in_order(socket)
-                && (mirrored::has_died(socket) || is_torn_off(socket, &peer_ended));
+                && (sever::has_died(socket) || is_torn_off(socket, &peer_ended));
             if short {
                 await_word(socket);
                 if heard(socket).is_some() {
@@ -123,7 +123,7 @@ pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool + Copy
 /// The kernel's end came. Between hosts what was said before it comes by another connection, which may be late: it is waited for, for a while.
 fn await_word(socket: &Socket) {
     const WORD_NS: u64 = 1_000_000_000;
-    if socket.is_far() && mirrored::has_died(socket) {
+    if socket.is_far() && sever::has_died(socket) {
         let channel = socket.channel.get() as i32;
         let mut fds = [fd::pollfd { fd: channel, events: libc::POLLIN, revents: 0 }];
         let _ = fd::poll(&mut fds, Some(WORD_NS), None);

@@ -15,7 +15,7 @@ use super::words::{
     bells_end, has_left, has_said_attached, published, reads_on, say_end, sends_uncounted,
 };
 use super::{carrier, channel, context, doorbells, orphan, view, words};
-use crate::interconnect::mirrored;
+use crate::interconnect::{mirrored, sever};
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
 use ringlet_core::handover::{Head, Incoming, Outgoing, Step};
@@ -312,7 +312,7 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 /// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After the ring was closed.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     let side = incoming(socket, end, ring);
-    if end.mirrored.is() && mirrored::has_died(socket) {
+    if end.mirrored.is() && sever::has_died(socket) {
         // (`close_orphan`)
         return;
     }
@@ -325,7 +325,7 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
             && side.taken().is_ok_and(|taken| taken >= bells_end(end, ring))
     };
     if !drained() && carrier::undelivered(socket) > 0 {
-        let has_died = || end.mirrored.is() && mirrored::has_died(socket);
+        let has_died = || end.mirrored.is() && sever::has_died(socket);
         wait_patiently(|| carrier::undelivered(socket) == 0 || has_died() || drained());
     }
 }

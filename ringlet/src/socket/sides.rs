@@ -6,7 +6,7 @@ use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
 use super::{carrier, channel, context, lease, orphan, view};
-use crate::interconnect::{Interconnect, mirrored};
+use crate::interconnect::{Interconnect, mirrored, sever};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Seen, Sender};
@@ -356,7 +356,7 @@ impl Incoming for In<'_> {
     }
 
     fn is_cut_off(&self) -> bool {
-        self.is_mirrored() && mirrored::has_died(self.socket)
+        self.is_mirrored() && sever::has_died(self.socket)
     }
 
     fn turned(&self) {

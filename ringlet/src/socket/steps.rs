@@ -14,13 +14,14 @@ use super::transfer::{self, events, shut, wait};
 use super::{budget, carrier, doorbells, epoll, keep_on_kernel, patience, process, release};
 use crate::config::Config;
 use crate::interconnect::mirrored::{self, Linked};
-use crate::interconnect::node;
+use crate::interconnect::{node, sever};
 use crate::reasons::Reason;
 use crate::worlds;
+use ringlet_core::bells;
 use ringlet_core::layout::{Control, Geometry, NOT_SHUT};
-use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::memory::{Area, Buffer, Buffers};
 use ringlet_core::mirror::Answers;
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::{fd, map, meet, tcp};
 use std::cell::Cell;
@@ -858,37 +859,143 @@ fn an_edge_is_told_of_what_follows_a_dead_adapter() {
     pair.finish();
 }
 
-/// An adapter stands still, and may go on: who needs its answer severs itself, loses nothing, and hears nothing of it any more.
+/// In the middle of what an adapter stands still.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Amid {
+    Nothing,
+    Pass,
+    /// It is on the connection, and that is noted nowhere.
+    BytePut,
+    ByteNotPut,
+}
+
+/// Another mapping of the memory that this one is of.
+#[allow(unsafe_code)]
+fn mapped_twice(area: Area) -> Area {
+    // SAFETY: KERNEL: of a shared mapping, one of length 0 is doubled.
+    let base = unsafe { libc::mremap(area.base().cast(), 0, area.len(), libc::MREMAP_MAYMOVE) };
+    assert_ne!(base, libc::MAP_FAILED);
+    // SAFETY: a whole mapping of ours.
+    unsafe { Area::new(base.cast(), area.len()) }
+}
+
+/// A mirrored pair in which side 0 needs an answer of an adapter that stands still, and then the adapter goes on: it writes what it likes.
+fn beside_an_adapter_that_stands_still(way: u32, amid: Amid) -> bool {
+    let (pair, adapter) = mirrored_pair();
+    assert_eq!((pair.send(0, 5), pair.send(1, 7)), (Ok(5), Ok(7)));
+    let words = |side: &Side, look: &dyn Fn(&Control) -> bool| {
+        side.with(|socket| look(socket.outgoing().unwrap().control()))
+    };
+    // As a carrier that is at work for both.
+    for side in &pair.sides {
+        match amid {
+            Amid::Nothing => {}
+            Amid::Pass => assert!(words(side, &Control::begin_pass)),
+            Amid::ByteNotPut => assert!(words(side, &Control::begin_byte)),
+            Amid::BytePut => {
+                assert!(words(side, &Control::begin_byte) && tcp::ring_byte(side.fd));
+                side.with(|socket| {
+                    bells::count(&socket.outgoing().unwrap().control().sender.bells);
+                });
+            }
+        }
+    }
+    let written_to = pair
+        .sides
+        .each_ref()
+        .map(|side| side.with(|socket| mapped_twice(socket.segment().unwrap().0)));
+    match way {
+        // Until the rest is to wait in the kernel.
+        0 => {
+            for _ in 0..CALLS_MOST {
+                if pair.sides[0].with(|socket| socket.end().sending()) != Sending::Ring {
+                    break;
+                }
+                let _ = pair.send(0, 30_000);
+            }
+        }
+        1 => pair.leave(0, Reason::Option),
+        _ => pair.shut(0),
+    }
+    if amid == Amid::ByteNotPut {
+        let has_ended = pair.sides[0].with(|socket| socket.end().ended.get() != 0);
+        adapter.into_iter().for_each(sys::close);
+        return !has_ended;
+    }
+    for side in &pair.sides {
+        let heard = side.with(sever::sever);
+        assert!(heard, "{way}, {amid:?}");
+    }
+    let begins = words(&pair.sides[0], &|words| words.begin_pass() && words.begin_byte());
+    assert!(!begins, "it may go on, {way}, {amid:?}");
+    if amid != Amid::Nothing {
+        for (at, area) in (0..).zip(written_to) {
+            let before = pair.sides[at].with(|socket| socket.segment().unwrap().0);
+            (0..area.len())
+                .step_by(8)
+                .for_each(|at| area.at::<AtomicU64>(at).store(!0, Ordering::Relaxed));
+            assert_ne!(before.at::<AtomicU64>(0).load(Ordering::Relaxed), !0, "{way}, {amid:?}");
+        }
+    }
+    if way != 2 {
+        let _ = pair.send(0, 9);
+    }
+    (0..2).for_each(|side| pair.drain(side));
+    (0..2).for_each(|side| pair.has_all(side));
+    assert!(!pair.has_reset(), "{way}, {amid:?}");
+    pair.finish();
+    adapter.into_iter().for_each(sys::close);
+    true
+}
+
+/// An adapter stands still, and may go on: who needs its answer severs itself, loses nothing, and hears nothing of it any more. So it is in the middle of
+/// what the adapter does for it, too.
 #[test]
 fn an_adapter_that_stands_still_costs_no_connection() {
     for way in 0..3 {
-        let (pair, adapter) = mirrored_pair();
-        assert_eq!((pair.send(0, 5), pair.send(1, 7)), (Ok(5), Ok(7)));
-        match way {
-            // Until the rest is to wait in the kernel.
-            0 => {
-                for _ in 0..CALLS_MOST {
-                    if pair.sides[0].with(|socket| socket.end().sending()) != Sending::Ring {
-                        break;
-                    }
-                    let _ = pair.send(0, 30_000);
-                }
-            }
-            1 => pair.leave(0, Reason::Option),
-            _ => pair.shut(0),
+        for amid in [Amid::Nothing, Amid::Pass, Amid::BytePut] {
+            assert!(beside_an_adapter_that_stands_still(way, amid));
         }
-        let words = |side: &Side, look: &dyn Fn(&Control) -> bool| {
-            side.with(|socket| look(socket.outgoing().unwrap().control()))
-        };
-        let begins = words(&pair.sides[0], &|words| words.begin_pass() && words.begin_byte());
-        assert!(!begins, "it may go on, {way}");
-        let _ = pair.send(0, 9);
-        (0..2).for_each(|side| pair.drain(side));
-        (0..2).for_each(|side| pair.has_all(side));
-        assert!(!pair.has_reset(), "{way}");
-        pair.finish();
-        adapter.into_iter().for_each(sys::close);
     }
+}
+
+/// Two threads that hold one lock each wait for what stands still: one of them takes the segment away, and both go on.
+#[test]
+fn who_waits_for_what_stands_still_holds_up_nobody() {
+    let (pair, adapter) = mirrored_pair();
+    let side = &pair.sides[0];
+    let (world, fd) = (side.world, side.fd);
+    assert!(side.with(|socket| socket.outgoing().unwrap().control().begin_pass()));
+    let both = std::sync::Barrier::new(2);
+    let severs = |sends: bool| {
+        worlds::within(world, || {
+            let socket = table::socket(fd).expect("a socket of ours");
+            let end = socket.end();
+            let lock = if sends { &end.send_lock } else { &end.receive_lock };
+            let _held = lock.take().unwrap();
+            both.wait();
+            sever::sever(socket)
+        })
+    };
+    std::thread::scope(|scope| {
+        let severs = &severs;
+        let threads = [true, false].map(|sends| scope.spawn(move || severs(sends)));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+    });
+    assert!(
+        side.with(|socket| socket
+            .end()
+            .quiet
+            .iter()
+            .all(|quiet| quiet.load(Ordering::Relaxed) == 0))
+    );
+    adapter.into_iter().for_each(sys::close);
+}
+
+/// A byte that the adapter may yet put would be taken for one of the program's: the connection ends with an error.
+#[test]
+fn a_byte_that_may_yet_come_ends_the_connection() {
+    assert!(!beside_an_adapter_that_stands_still(1, Amid::ByteNotPut));
 }
 
 /// A handler has left a receive, a send and a wait in their midst by a long jump: the next ones go on, and a set has all that is in it.

@@ -299,6 +299,9 @@ pub struct End {
     pub severed: P32,
     /// Its adapter stands still in the middle of what it does for this end, and was waited for in vain.
     pub unanswered: P32,
+    /// By whom the send and the receive lock are held that wait for it to let go (`interconnect::sever`); and whether one of them takes the segment away.
+    pub quiet: [AtomicU32; 2],
+    pub taken_away: AtomicU32,
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
@@ -388,6 +391,11 @@ impl End {
         ] {
             word.set(0);
         }
+        self.nobody_is_quiet();
+    }
+
+    fn nobody_is_quiet(&self) {
+        self.quiet.iter().for_each(|quiet| quiet.store(0, Ordering::Relaxed));
     }
 
     /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
@@ -437,6 +445,7 @@ impl End {
         ] {
             word.set(0);
         }
+        self.nobody_is_quiet();
         self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
         self.full_at.set(0);
@@ -992,13 +1001,11 @@ impl Socket {
         self.anew.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`. WHY not where the end has severed itself: its
-    /// carrier stands still and may go on, with what it holds of this connection.)
+    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`.)
     pub fn lost_its_carrier(&self) {
         const AT_FIRST_NS: u64 = 1_000_000_000;
         let is_given_up = self.again_tries.get() == u32::MAX;
-        let may_go_on = self.end().severed.is();
-        if self.is_carried() && !self.comes_again.is() && !is_given_up && !may_go_on {
+        if self.is_carried() && !self.comes_again.is() && !is_given_up {
             self.again_tries.set(0);
             self.again_due_ns.set(sys::now_ns() + AT_FIRST_NS);
             self.comes_again.set(1);
