@@ -1,7 +1,7 @@
 //! Memory: tables of our own, tables shared over fork, sealed segments.
 
 use crate::locked;
-use crate::sys::{Errno, Sys, close, sys};
+use crate::sys::{Errno, Sys, close, sched_yield, sys};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ops::Range;
@@ -255,6 +255,7 @@ static TO_SHARE: Rest = Rest::none();
 static SHARING: AtomicUsize = AtomicUsize::new(0);
 /// Another thread is at it for no longer than this.
 const LOOKS: usize = 10_000;
+const QUICK_LOOKS: usize = 1000;
 
 /// Makes the family's tables shared with the children that come, if they are not: before anything is put there. (A process that has neither
 /// a socket nor a child needs no such memory, whose making and end cost it more than other memory's.) False: they are not.
@@ -266,9 +267,13 @@ pub fn share() -> bool {
     }
     // ORDER: Acquire; pairs with the store at the end of `share`: one thread maps it, once.
     if SHARING.swap(1, Ordering::Acquire) != 0 {
-        // (A handler that has interrupted that thread gives up.)
-        return (0..LOOKS).any(|_| {
-            core::hint::spin_loop();
+        // (A handler that has interrupted that thread gives up. On a busy machine that thread may have no processor just now.)
+        return (0..LOOKS).any(|look| {
+            if look < QUICK_LOOKS {
+                core::hint::spin_loop()
+            } else {
+                sched_yield()
+            }
             TO_SHARE.next.load(Ordering::Acquire) == 0
         });
     }
