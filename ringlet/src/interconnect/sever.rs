@@ -32,9 +32,17 @@ const STANDS_STILL_NS: u64 = if cfg!(test) { 1_000_000 } else { 100_000_000 };
 /// Has the adapter gone, or is it nothing to us any more?
 pub fn has_died(socket: &Socket) -> bool {
     let lifeline = socket.lifeline.get() as i32;
-    let over = libc::POLLHUP | libc::POLLRDHUP;
-    lifeline != 0
-        && (socket.end().severed.is() || fd::pending(lifeline, libc::POLLRDHUP) & over != 0)
+    lifeline != 0 && (socket.end().severed.is() || is_hung_up(lifeline))
+}
+
+/// Has it let go of all that it had of this connection, or is it dead? (One from which we have severed ourselves hangs up when it finds that.)
+pub fn has_hung_up(socket: &Socket) -> bool {
+    let lifeline = socket.lifeline.get() as i32;
+    lifeline == 0 || is_hung_up(lifeline)
+}
+
+fn is_hung_up(lifeline: i32) -> bool {
+    fd::pending(lifeline, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLRDHUP) != 0
 }
 
 /// See the module's description. False if that can't be done: the adapter stands still, and may yet put a byte on the connection, or the segment is shared

@@ -24,6 +24,7 @@ use super::table::{End, Receiving, Sending, Socket, Stage, Tables};
 use super::transfer::wait;
 use super::{budget, carrier, channel, context, memory, view};
 use crate::interconnect::mirrored::{HAS_ADAPTER, Linked, NEEDS_NO_ADAPTER};
+use crate::interconnect::sever;
 use crate::reasons::Reason;
 use ringlet_core::handover::Incoming;
 use ringlet_core::layout::Geometry;
@@ -74,7 +75,10 @@ pub fn is_over(socket: &Socket, end: &End) -> Over {
     // here, or sees that its direction is not in the ring.
     fence(Ordering::SeqCst);
     let rings = end.ringers.load(Ordering::SeqCst) != 0;
-    if settled && sent && received && heard && said && !rings { Over::Yes } else { Over::NotYet }
+    // One from which we have severed ourselves lives, perhaps, and still holds the connection: two never have it at a time.
+    let let_go = sever::has_hung_up(socket);
+    let over = settled && sent && received && heard && said && !rings && let_go;
+    if over { Over::Yes } else { Over::NotYet }
 }
 
 /// The same, without the locks.

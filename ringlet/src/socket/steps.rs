@@ -704,9 +704,16 @@ fn mirrored_pair() -> (Rc<Pair>, [i32; 2]) {
     (pair, lifelines.map(|line| line[1]))
 }
 
-/// Both ends have gone back to the kernel, and each gets a segment of another carrier, of no delay, in the place of the old one.
+/// Both ends have gone back to the kernel, and each gets a segment of another carrier, of no delay, in the place of the old one: if one carrier, or both,
+/// have died; and if an end has severed itself from one that lives, for what the other end says or since it does not answer.
 #[test]
 fn what_was_carried_is_carried_again() {
+    for dead in [[true, true], [true, false], [false, true], [false, false]] {
+        is_carried_again(dead);
+    }
+}
+
+fn is_carried_again(dead: [bool; 2]) {
     let (pair, adapter) = mirrored_pair();
     for side in &pair.sides {
         side.with(|socket| socket.introduced.set(node::INTRODUCED | node::CARRIED));
@@ -718,15 +725,41 @@ fn what_was_carried_is_carried_again() {
     }
     let over = |side: &Side| side.with(again::is_over_now);
     assert!(pair.sides.iter().all(|side| over(side) != Over::Yes), "it lives");
-    adapter.into_iter().for_each(sys::close);
-    let until = sys::now_ns() + PATIENCE_NS;
-    while !pair.sides.iter().all(|side| over(side) == Over::Yes) {
-        assert!(sys::now_ns() < until, "they are not done with it");
-        for side in [0, 1] {
-            pair.look(side);
-            let _ = pair.receive(side, 7);
+    for side in 0..2 {
+        if dead[side] {
+            sys::close(adapter[side]);
         }
     }
+    if dead == [false, false] {
+        assert!(pair.sides[0].with(mirrored::sever));
+    }
+    // (What comes by the kernel has the other end listen.)
+    for side in (0..2).filter(|side| dead[*side] || !dead[1 - side] && *side == 0) {
+        pair.look(side);
+        assert_eq!(pair.send(side, 20), Ok(20));
+    }
+    let until_both = |done: &dyn Fn(usize) -> bool| {
+        let until = sys::now_ns() + PATIENCE_NS;
+        while !(0..2).all(done) {
+            assert!(sys::now_ns() < until, "they are not done with it, {dead:?}");
+            for side in [0, 1] {
+                pair.look(side);
+                let _ = pair.receive(side, 7);
+            }
+        }
+    };
+    // All is in the kernel, and whose carrier lives is not over with it: two are never to have the connection.
+    until_both(&|side| {
+        let over = over(&pair.sides[side]);
+        assert!(dead[side] || over != Over::Yes, "{dead:?}");
+        pair.sides[side].with(|socket| {
+            let end = socket.end();
+            let sends = matches!(end.sending(), Sending::Kernel | Sending::KernelForGood);
+            sends && end.receiving() == Receiving::Kernel && (over == Over::Yes || !dead[side])
+        })
+    });
+    (0..2).filter(|side| !dead[*side]).for_each(|side| sys::close(adapter[side]));
+    until_both(&|side| over(&pair.sides[side]) == Over::Yes);
     assert!(pair.sides.iter().all(|side| side.with(|socket| socket.comes_again.is())));
     let bytes = 64 << 10;
     let geometry = Geometry::new(bytes).unwrap();

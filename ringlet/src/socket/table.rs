@@ -1001,7 +1001,7 @@ impl Socket {
         self.anew.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Its carrier has died: another one is looked for, in a moment. (Unless that is given up, `again::never`.)
+    /// Its carrier has died, or the end has severed itself from it: another one is looked for, in a moment. (Unless that is given up, `again::never`.)
     pub fn lost_its_carrier(&self) {
         const AT_FIRST_NS: u64 = 1_000_000_000;
         let is_given_up = self.again_tries.get() == u32::MAX;
