@@ -76,10 +76,11 @@ def require(condition, message):
 
 
 def wait_until(condition, seconds, what):
-    """Polls `condition` until it returns something true; fails with `what` after `seconds`."""
+    """Polls `condition` until it returns something true; fails with `what` (or what that says then) after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        require(time.monotonic() < deadline, f"waited {seconds} s for {what}")
+        if time.monotonic() >= deadline:
+            raise Failed(f"waited {seconds} s for {what() if callable(what) else what}")
         time.sleep(0.01)
     return value
 

@@ -29,7 +29,7 @@ class Sockets(Ends):
             self.ask(self.client, f"who 50 {self.ip} {self.port}")
             return self.paths() == {"ring"}
 
-        wait_until(moved, ANSWER_SECONDS, f"datagrams on the ring; {self.told()}")
+        wait_until(moved, ANSWER_SECONDS, lambda: f"datagrams on the ring; {self.told()}")
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def scenes(ground):
                     # (It has no route there, and says so.)
                     return ends.ask(ends.client, f"shout 2000 {SECOND} {ends.port}") == "2000"
 
-                wait_until(by_kernel, ANSWER_SECONDS, f"datagrams that leave their lane; {ends.told()}")
+                wait_until(by_kernel, ANSWER_SECONDS, lambda: f"datagrams that leave their lane; {ends.told()}")
 
     with ground.scene("one address of a socket that has all leads elsewhere"), address(FIRST), address(SECOND):
         ends = Sockets(ground, "0.0.0.0", FIRST, "awake")

@@ -1,6 +1,7 @@
 """What the checks have in common: a network namespace of their own, two ends of a stream in it, and the tools that harm it."""
 
 import contextlib
+import os
 import pathlib
 import shutil
 import subprocess
@@ -204,7 +205,12 @@ class Ends:
             self._ground.put_away(end)
 
     def rows(self):
-        return self._ground.ringlet.connections(self.port)
+        return self.seen_at(self.port)
+
+    def seen_at(self, port):
+        """(Another network namespace's connections, of tests beside this one, may have the same port.)"""
+        ours = set(harness.descendants(os.getpid()))
+        return [row for row in self._ground.ringlet.connections(port) if row["pid"] in ours]
 
     def told(self):
         with contextlib.suppress(Failed, OSError, subprocess.SubprocessError):
@@ -216,7 +222,7 @@ class Ends:
             rows = self.rows()
             return len(rows) == 2 and all(row["path"] == "ring" for row in rows)
 
-        wait_until(moved, ANSWER_SECONDS, f"both ends on the ring; {self.told()}")
+        wait_until(moved, ANSWER_SECONDS, lambda: f"both ends on the ring; {self.told()}")
 
     def stays(self, reason):
         """Both ends are on the kernel, and one says why."""
