@@ -81,7 +81,8 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         while end.tx.pass_oldest(ring) {}
     }
     end.mirrored.set(NEEDS_NO_ADAPTER);
-    end.barred.set(Reason::NoAdapter as u32);
+    // (What has barred it before does so for good.)
+    end.barred.change(Reason::None as u32, Reason::NoAdapter as u32);
     socket.lost_its_carrier();
     carrier::tune(socket, end);
     sending_changed(socket);
