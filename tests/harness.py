@@ -372,6 +372,11 @@ class Ringlet:
         rows = json.loads(done.stdout)["connections"]
         return [row for row in rows if is_at(row["local"], port) or is_at(row["peer"], port)]
 
+    def own_connections(self, port):
+        """Those of this test's programs: in another network namespace a test beside this one may have the same port."""
+        ours = set(descendants(os.getpid()))
+        return [row for row in self.connections(port) if row["pid"] in ours]
+
 
 # Checks.
 

@@ -22,7 +22,7 @@ class Sockets(Ends):
 
     def paths(self):
         """Of the socket that asks, if it is on a way that is shown: one without lanes is not."""
-        return {row["path"] for row in self._ground.ringlet.connections(self.asking_port)}
+        return {row["path"] for row in self._ground.ringlet.own_connections(self.asking_port)}
 
     def on_ring(self):
         def moved():

@@ -1,7 +1,6 @@
 """What the checks have in common: a network namespace of their own, two ends of a stream in it, and the tools that harm it."""
 
 import contextlib
-import os
 import pathlib
 import shutil
 import subprocess
@@ -205,12 +204,7 @@ class Ends:
             self._ground.put_away(end)
 
     def rows(self):
-        return self.seen_at(self.port)
-
-    def seen_at(self, port):
-        """(Another network namespace's connections, of tests beside this one, may have the same port.)"""
-        ours = set(harness.descendants(os.getpid()))
-        return [row for row in self._ground.ringlet.connections(port) if row["pid"] in ours]
+        return self._ground.ringlet.own_connections(self.port)
 
     def told(self):
         with contextlib.suppress(Failed, OSError, subprocess.SubprocessError):

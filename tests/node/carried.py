@@ -261,7 +261,7 @@ def scenes(ground):
 
         def all_carried(ends):
             """(All but the idle one.)"""
-            rows = [row for row in ground.ringlet.connections(port) if (row["path"], row["reason"]) == ("ring", "carried")]
+            rows = [row for row in ground.ringlet.own_connections(port) if (row["path"], row["reason"]) == ("ring", "carried")]
             for each in serves, asks:
                 require(each.poll() is None, f"it has ended: {each.tail()}")
             return len(rows) >= ends
@@ -307,11 +307,16 @@ def scenes(ground):
         os.kill(between, signal.SIGKILL)
         until(lambda: service.status()["carrier"]["pid"] not in (None, between), "another carrier")
 
-        def shared():
-            rows = ground.ringlet.connections(port)
-            require(not any(row["path"] == "ring" for row in rows), f"one is carried: {rows}")
-            return any(row["reason"] == "shared" for row in rows)
+        def on_kernel():
+            rows = ground.ringlet.own_connections(port)
+            return rows and not any(row["path"] == "ring" for row in rows)
 
+        def shared():
+            require(on_kernel(), f"one is carried: {ground.ringlet.own_connections(port)}")
+            return any(row["reason"] == "shared" for row in ground.ringlet.own_connections(port))
+
+        # (Each finds at its own pace that its carrier has died.)
+        until(on_kernel, "all to be on the kernel")
         until(shared, "it to be told that they are shared")
         os.kill(child, signal.SIGKILL)
         until(lambda: all_carried(6), "them to be carried again")
@@ -337,7 +342,7 @@ def scenes(ground):
                     else:
                         until(lambda: service.status()["decisions"].get("no-note"), "them to ask")  # noqa: B023
                 ends_well(serves, asks)
-                require(keeps or not any(row["path"] == "ring" for row in ground.ringlet.connections(port)), "carried by whom?")
+                require(keeps or not any(row["path"] == "ring" for row in ground.ringlet.own_connections(port)), "carried by whom?")
             forgets = subprocess.run(forget, capture_output=True, text=True)
             require((forgets.returncode, forgets.stdout.startswith("what was kept")) == (0, keeps), f"{forgets}")
             note(name, "carried" if keeps else "kernel", "again" if keeps else "no-note")

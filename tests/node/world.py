@@ -229,7 +229,7 @@ class Across(Ends):
     def rows(self):
         # (The client knows the server by the port that it has dialled, or by the same one.)
         ports = {self.port, self.dialled} - {0}
-        return [row for port in ports for row in self.seen_at(port)]
+        return [row for port in ports for row in self._ground.ringlet.own_connections(port)]
 
     def meets(self, situation):
         """Both ends come to the ring, and stay byte-exact."""
