@@ -14,6 +14,7 @@ pub mod fd;
 pub mod futex;
 pub mod locked;
 pub mod map;
+pub mod mapped;
 pub mod meet;
 pub mod proof;
 pub mod service;

@@ -3,8 +3,8 @@
 //! KERNEL: mlockall counts all that is mapped against RLIMIT_MEMLOCK, used or not, and makes all of it be there. So what is mapped now is locked
 //! piece by piece, as /proc/self/maps tells them, and what is mapped later by the kernel's own flag, from which our mappings are freed again (`map`).
 
-use crate::map::{self, Scratch};
-use crate::sys::{self, Errno, Sys, close, sys};
+use crate::sys::{self, Sys, sys};
+use crate::{map, mapped};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 use ringlet_core::layout::PAGE_BYTES;
@@ -18,8 +18,6 @@ pub fn is_future_locked() -> bool {
 }
 
 const KNOWN: i32 = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
-/// Lines that are read at a time: a line of the kernel's is never longer than its path and a page.
-const LINES_BYTES: usize = 32 << 10;
 const CAP_IPC_LOCK: u32 = 14;
 
 /// Serves mlockall. `by_kernel` makes the call as the program has made it.
@@ -92,27 +90,11 @@ fn lock_current(flags: u32) -> Sys<bool> {
 
 /// All that is mapped and is not ours, in order.
 fn each(mut tell: impl FnMut(Range<usize>)) -> Sys<()> {
-    let mut lines = Scratch::new(LINES_BYTES, 0u8).ok_or(Errno::ENOMEM)?;
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: a C string.
-    let file =
-        unsafe { sys!(SYS_openat, libc::AT_FDCWD, c"/proc/self/maps".as_ptr(), flags, 0)? } as i32;
-    let own = lines.area();
-    let own = own.base() as usize..own.base() as usize + own.len();
-    let told = loop {
-        // SAFETY: a valid buffer.
-        match unsafe { sys!(SYS_read, file, lines.as_mut_ptr(), LINES_BYTES) } {
-            // KERNEL: each read brings whole lines.
-            Ok(0) => break Ok(()),
-            Ok(n) => {
-                let ranges = lines[..n].split(|byte| *byte == b'\n').filter_map(of_line);
-                ranges.for_each(|range| tell_rest(range, &own, &mut tell));
-            }
-            Err(error) => break Err(error),
+    mapped::each_line(|line, own| {
+        if let Some(range) = of_line(line) {
+            tell_rest(range, own, &mut tell);
         }
-    };
-    close(file);
-    told
+    })
 }
 
 /// What of a mapping is not of our tables: the kernel makes one of neighbours of the same kind.
@@ -132,16 +114,8 @@ fn tell_rest(range: Range<usize>, own: &Range<usize>, tell: &mut impl FnMut(Rang
     }
 }
 
-/// `START-END RIGHTS OFFSET DEVICE INODE PATH`; none of a memfd of ours, or of what lies beyond the program's half.
+/// None of a memfd of ours.
 fn of_line(line: &[u8]) -> Option<Range<usize>> {
-    const USER_END: usize = 1 << 56;
-    let text = core::str::from_utf8(line).unwrap_or_default();
-    // (A path need not be text; what stands before is.)
-    let text = if text.is_empty() { core::str::from_utf8(line.get(..40)?).ok()? } else { text };
-    let (range, rest) = text.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    let is_ours = || map::OURS.iter().any(|name| rest.contains(*name));
-    let range = number(start)?..number(end)?;
-    (range.end <= USER_END && !is_ours()).then_some(range)
+    let is_ours = |name: &str| line.windows(name.len()).any(|part| part == name.as_bytes());
+    mapped::range_of(line).filter(|_| !map::OURS.iter().any(|name| is_ours(name)))
 }

@@ -12,6 +12,7 @@ mod once;
 pub mod plain;
 pub mod reasons;
 pub mod socket;
+mod stack;
 pub mod thread;
 pub mod waiting;
 #[cfg(test)]

@@ -64,10 +64,9 @@ pub const LAST_FORK: Place = FORK.then(1);
 pub const AT_IT: Place = LAST_FORK.then(1);
 pub const JUMPS: Place = AT_IT.then(33);
 pub const INTERRUPTED: Place = JUMPS.then(32);
-pub const LOCKS: Place = INTERRUPTED.then(64);
 
 /// A thread's block takes so many bytes.
-pub const BLOCK_BYTES: usize = LOCKS.at + LOCKS.len;
+pub const BLOCK_BYTES: usize = INTERRUPTED.at + INTERRUPTED.len;
 
 global_asm!(
     ".pushsection .tbss.ringlet_thread, \"awT\", @nobits",
@@ -101,6 +100,11 @@ fn block() -> *mut u8 {
         0 => of_libc(),
         way => elsewhere(way),
     }
+}
+
+/// An address in what libc keeps for the calling thread; 0 where there is no libc.
+pub fn beside_stack() -> usize {
+    if WAY.load(Ordering::Relaxed) == 0 { of_libc() as usize } else { 0 }
 }
 
 #[cold]

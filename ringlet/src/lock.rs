@@ -1,22 +1,20 @@
 //! A lock that a dead owner does not keep, nor a frame that its thread has jumped out of.
 //!
-//! A signal handler may leave a call at any instruction by a long jump, and then nobody frees the lock. So a thread notes where the frame is that has
-//! taken one. Who begins a call and finds that its own thread has the lock is either in a handler, deeper on the stack than that frame; or the
-//! frame has gone.
+//! A signal handler may leave a call at any instruction by a long jump, and then nobody frees the lock. So the lock says where the frame is that has
+//! taken it. Who finds that its own thread has the lock is either in a handler, or further in a call that has it, deeper on the stack than that
+//! frame; or the frame has gone. Where that can't be told (`stack::has_left`), it has not.
 
-use crate::local::{self, Local};
+use crate::stack;
 use crate::thread::{self, Fate};
-use core::arch::asm;
-use core::sync::atomic::compiler_fence;
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::{fd, sys};
 
-/// A lock between threads and, after fork, processes: the word holds the owner (`thread::owner_number`), so a dead one is found out.
-/// Whoever takes it over finds consistent state, because each operation publishes with one store.
+/// A lock between threads and, after fork, processes: the upper half of the word holds the owner (`thread::owner_number`), so a dead one is found out;
+/// the lower half its frame. Whoever takes it over finds consistent state, because each operation publishes with one store.
 #[derive(Default)]
 #[repr(transparent)]
-pub struct Lock(AtomicU32);
+pub struct Lock(AtomicU64);
 
 // SAFETY: an atomic only; zero is a free lock.
 #[allow(unsafe_code)]
@@ -31,61 +29,36 @@ const STRANGE_SLEEPS: u32 = 1000;
 /// And so many until it is asked whether it has ended, and is only not yet waited for.
 const STRANGE_LOOK_SLEEPS: u32 = 20;
 
-/// Frames that lie further apart than this are taken to be on different stacks, which tell nothing about each other.
-const SAME_STACK_BYTES: u32 = 1 << 13;
+/// A handler's frames lie deeper by more than this than what it has interrupted. KERNEL: beside the 128 bytes that a function may use below its stack
+/// pointer there are all registers, of which those of the floating point alone take 512 bytes.
+const HANDLER_BYTES: usize = 512;
 
-/// Which locks the thread has taken last, and where (`note_of`); those of one place push each other out, and then nothing is known.
-const NOTED_COUNT: usize = 64;
-static NOTED: Local<[u64; NOTED_COUNT]> = Local::new(local::LOCKS);
+/// The frame of a lock is noted in units to which the stack is aligned.
+const FRAME_UNIT: usize = 16;
 
-/// The caller's stack pointer; the lower half, which tells frames of one stack apart.
 #[inline(always)]
-fn frame() -> u32 {
-    let here: u64;
-    // SAFETY: reads a register.
-    #[allow(unsafe_code)]
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
-    }
-    // SAFETY: as above.
-    #[allow(unsafe_code)]
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        asm!("mov {}, sp", out(reg) here, options(nomem, nostack, preserves_flags));
-    }
-    here as u32
-}
-
-/// That this lock was taken in this frame.
-#[inline(always)]
-fn note_of(lock: &AtomicU32, frame: u32) -> u64 {
-    (core::ptr::from_ref(lock) as u64) << 32 | u64::from(frame)
+fn frame_of(address: usize) -> u32 {
+    (address / FRAME_UNIT) as u32
 }
 
 #[inline(always)]
-fn is_of(note: u64, lock: &AtomicU32) -> bool {
-    note >> 32 == note_of(lock, 0) >> 32
+fn word_of(owner: u32, frame: u32) -> u64 {
+    u64::from(owner) << 32 | u64::from(frame)
 }
 
 #[inline(always)]
-fn place_of(lock: &AtomicU32) -> usize {
-    // (Its middle bits, spread by a product: locks lie at the same place in each of many entries.)
-    const SPREADS: u32 = 0x9e37_79b1;
-    let at = (core::ptr::from_ref(lock) as usize >> 2) as u32;
-    (at.wrapping_mul(SPREADS) >> 16) as usize % NOTED_COUNT
+fn owner_of(word: u64) -> u32 {
+    (word >> 32) as u32
 }
 
+/// The caller's, as the word of a lock that it has taken.
 #[inline(always)]
-fn note(lock: &AtomicU32, note: u64) -> u64 {
-    let before = NOTED.with_each(|all| all[place_of(lock)].replace(note));
-    // WHY a fence: a handler of this thread is to find the note there when the lock is taken.
-    compiler_fence(Ordering::SeqCst);
-    before
+fn mine() -> u64 {
+    word_of(thread::owner_number(), frame_of(stack::here()))
 }
 
 /// Held until dropped, by this owner.
-pub struct Held<'a>(&'a AtomicU32, u32, bool);
+pub struct Held<'a>(&'a AtomicU64, u64, bool);
 
 impl Held<'_> {
     /// Its owner before left it in the midst of what it did.
@@ -103,27 +76,19 @@ impl Drop for Held<'_> {
             // ORDER: Release; pairs with the Acquire in `Lock::take`.
             self.0.store(0, Ordering::Release);
         }
-        // WHY a fence: for a handler of this thread the lock is free before its note goes.
-        compiler_fence(Ordering::SeqCst);
-        // (Whoever is interrupted before he has taken it finds that nothing is known.)
-        NOTED.with_each(|all| {
-            let place = &all[place_of(self.0)];
-            if is_of(place.get(), self.0) {
-                place.set(0);
-            }
-        });
     }
 }
 
+// (All that takes one is part of the function that holds it, and so is what hands it on: the frame is to be the holder's.)
 impl Lock {
-    /// `None` when the calling thread holds it already: we are in a signal handler that interrupted the holder. And, after a second, when
-    /// it is not known who holds it.
+    /// `None` when the calling thread holds it already: we are further in a call that does, or in a signal handler that interrupted the holder. And,
+    /// after a second, when it is not known who holds it.
     #[inline(always)]
     pub fn take(&self) -> Option<Held<'_>> {
         self.take_as(false)
     }
 
-    /// The same for a call that has not taken it before: if its thread holds it in a frame that is not further out, it has left that by a long jump.
+    /// The same for a call that has not taken it before: its frame need not lie beyond the one that was left.
     #[inline(always)]
     pub fn take_first(&self) -> Option<Held<'_>> {
         self.take_as(true)
@@ -131,46 +96,45 @@ impl Lock {
 
     #[inline(always)]
     fn take_as(&self, first: bool) -> Option<Held<'_>> {
-        let (me, here) = (thread::owner_number(), frame());
-        // Before it is taken: no handler sees it held beside an older note.
-        let before = note(&self.0, note_of(&self.0, here));
+        let mine = mine();
         // ORDER: Acquire; pairs with the Release in `Held::drop`.
-        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(Held(&self.0, me, false)),
-            Err(owner) if owner == me => self.take_from_self(first, before, here),
-            Err(_) => self.take_contended(me),
+        match self.0.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(Held(&self.0, mine, false)),
+            Err(word) if owner_of(word) == owner_of(mine) => {
+                self.take_from_self(first, word, mine, stack::here())
+            }
+            Err(_) => self.take_contended(mine),
         }
     }
 
     #[cold]
-    fn take_from_self(&self, first: bool, before: u64, here: u32) -> Option<Held<'_>> {
-        // The stack grows down.
-        let beyond = here.wrapping_sub(before as u32);
-        if first
-            && is_of(before, &self.0)
-            && beyond < SAME_STACK_BYTES
-            && !sys::is_on_signal_stack()
-        {
-            return Some(Held(&self.0, self.0.load(Ordering::Relaxed), true));
-        }
-        note(&self.0, before);
-        None
+    fn take_from_self(&self, first: bool, word: u64, mine: u64, here: usize) -> Option<Held<'_>> {
+        let noted = word as u32;
+        let nearest = if first { HANDLER_BYTES as isize } else { -(FRAME_UNIT as isize) };
+        // How far it is below us.
+        let beyond = frame_of(here).wrapping_sub(noted) as i32 as isize * FRAME_UNIT as isize;
+        let frame = here.wrapping_add_signed(-beyond);
+        let has_left =
+            noted != 0 && beyond + nearest >= 0 && stack::has_left(frame.min(here), here);
+        // Relaxed: it was this thread's. A handler may have come in between.
+        let order = Ordering::Relaxed;
+        (has_left && self.0.compare_exchange(word, mine, order, order).is_ok())
+            .then(|| Held(&self.0, mine, true))
     }
 
     /// Who holds it (`thread::owner_number`); 0: nobody.
     pub fn owner(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+        owner_of(self.0.load(Ordering::Relaxed))
     }
 
     /// Does the calling thread hold it?
     pub fn is_ours(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == thread::owner_number()
+        owner_of(self.0.load(Ordering::Relaxed)) == thread::owner_number()
     }
 
     /// Makes it ours for good.
     pub fn keep(&self) {
-        self.0.store(thread::owner_number(), Ordering::Relaxed);
-        note(&self.0, 0);
+        self.0.store(word_of(thread::owner_number(), 0), Ordering::Relaxed);
     }
 
     /// Frees a lock whose owner was left behind in another process by a fork.
@@ -182,29 +146,29 @@ impl Lock {
     }
 
     /// As `take`, but without waiting.
+    #[inline(always)]
     pub fn try_take(&self) -> Option<Held<'_>> {
-        let (me, here) = (thread::owner_number(), frame());
-        let before = note(&self.0, note_of(&self.0, here));
+        let mine = mine();
         // ORDER: as in `take`.
-        if self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return Some(Held(&self.0, me, false));
+        match self.0.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(Held(&self.0, mine, false)),
+            Err(_) => None,
         }
-        note(&self.0, before);
-        None
     }
 
     /// An owner of our own process is waited for as long as it lives. One of another process may be dead while its number names a stranger,
     /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it.
     #[cold]
-    fn take_contended(&self, me: u32) -> Option<Held<'_>> {
+    fn take_contended(&self, mine: u64) -> Option<Held<'_>> {
         let (mut pause, mut strange, mut left) = (SLEEP_MIN_NS, (0, 0), false);
         for round in 0u32.. {
             // ORDER: as in `take`.
-            let Err(owner) = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+            let Err(word) = self.0.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
             else {
                 break;
             };
-            if owner == me {
+            let owner = owner_of(word);
+            if owner == owner_of(mine) {
                 return None;
             }
             if round < WATCH_ROUNDS {
@@ -228,31 +192,31 @@ impl Lock {
             };
             // ORDER: Acquire, as in `take`: whatever the dead owner last published.
             if dead
-                && self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                && self.0.compare_exchange(word, mine, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
                 left = true;
                 break;
             }
             if strange.1 == STRANGE_SLEEPS {
-                note(&self.0, 0);
                 return None;
             }
             let _ = fd::poll(&mut [], Some(pause), None);
             pause = (pause * 2).min(SLEEP_MAX_NS);
         }
-        Some(Held(&self.0, me, left))
+        Some(Held(&self.0, mine, left))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stack::tests::{amid, deeper};
     use std::sync::mpsc;
     use std::thread;
 
     /// A lock that this owner holds.
     fn held_by(owner: i32) -> Lock {
-        Lock(AtomicU32::new(owner as u32))
+        Lock(AtomicU64::new(word_of(owner as u32, 1)))
     }
 
     #[test]
@@ -273,34 +237,53 @@ mod tests {
         assert!(lock.try_take().is_some());
     }
 
-    /// Work further down the stack than its caller.
-    #[inline(never)]
-    fn deeper<T>(work: impl FnOnce() -> T) -> T {
-        let room = [0u8; 2048];
-        core::hint::black_box(&room);
-        let done = work();
-        core::hint::black_box(&room);
-        done
-    }
-
     #[test]
     fn a_lock_of_a_frame_that_was_jumped_out_of_is_taken_over_by_the_next_call() {
         let lock = Lock::default();
         // Its drop is skipped.
-        deeper(|| std::mem::forget(lock.take()));
-        assert!(lock.take().is_none(), "not by who may hold it himself");
+        deeper::<2048, _>(|| std::mem::forget(lock.take()));
+        assert!(deeper::<8192, _>(|| lock.take_first().is_none()), "a handler may be there");
         let held = lock.take_first().expect("its frame has gone");
         assert!(held.was_left());
         drop(held);
         assert!(!lock.take_first().unwrap().was_left());
+        // Far below; and by what may hold it itself, further out.
+        deeper::<{ 300 << 10 }, _>(|| std::mem::forget(lock.take()));
+        assert!(lock.take().expect("its frame has gone").was_left());
+        // By the next call, which need not be as far out.
+        std::mem::forget(lock.take());
+        assert!(lock.take().is_none() && lock.try_take().is_none());
+        assert!(deeper::<64, _>(|| lock.take_first().is_some()));
         // A handler is deeper than the frame that it has interrupted, which goes on.
         let held = lock.take();
-        assert!(deeper(|| lock.take_first().is_none() && lock.try_take().is_none()));
+        assert!(deeper::<2048, _>(|| lock.take_first().is_none() && lock.take().is_none()));
         drop(held);
         assert!(lock.take().is_some());
         // One that is kept for good, as in a child by fork, is nobody's.
         lock.keep();
         assert!(lock.take_first().is_none());
+    }
+
+    #[test]
+    fn of_many_locks_that_were_left_each_is_taken_over() {
+        let locks: Vec<Lock> = (0..1000).map(|_| Lock::default()).collect();
+        deeper::<2048, _>(|| locks.iter().for_each(|lock| std::mem::forget(lock.take())));
+        assert!(locks.iter().all(|lock| lock.take_first().is_some_and(|held| held.was_left())));
+    }
+
+    #[test]
+    fn a_lock_of_a_coroutine_is_not_taken_over_by_another_one() {
+        let lock = Lock::default();
+        amid(
+            |go_over| {
+                let held = lock.take().unwrap();
+                go_over();
+                assert!(lock.is_ours(), "it goes on with what it has");
+                drop(held);
+                assert!(!lock.take_first().unwrap().was_left());
+            },
+            || assert!(lock.take_first().is_none() && lock.take().is_none()),
+        );
     }
 
     #[test]
@@ -334,7 +317,7 @@ mod tests {
         for owner in [child.id() as i32, 1 << 22 | 1] {
             let lock = held_by(owner);
             assert!(lock.take().is_none() && lock.try_take().is_none());
-            assert_eq!(lock.0.into_inner(), owner as u32);
+            assert_eq!(owner_of(lock.0.into_inner()), owner as u32);
         }
         child.kill().unwrap();
         child.wait().unwrap();

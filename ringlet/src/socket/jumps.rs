@@ -2,19 +2,17 @@
 //! would keep a connection open for ever.
 //!
 //! So a thread notes, beside each count, where its frame was. At its next wait or close, frames that lie below that call's are gone:
-//! their counts are taken back. Unless the two are on different stacks, which tell nothing about each other (a handler's own, or coroutines).
+//! their counts are taken back. Unless the two are on different stacks, which tell nothing about each other (`stack::has_left`).
 
 use super::epoll::set;
 use super::release;
 use super::table::{Socket, tables};
 use crate::local::{self, Local, Zero};
+use crate::stack;
 use ringlet_core::sync::Ordering;
-use ringlet_linux::sys;
 
 /// Waits of one thread that are noted: in handlers inside handlers, or one poll of several connections.
 const NOTED_COUNT: usize = 16;
-/// Frames that lie further apart than this are taken to be on different stacks.
-const SAME_STACK_BYTES: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
 struct Noted {
@@ -35,13 +33,6 @@ const INDEX: u32 = NATIVE - 1;
 static COUNT: Local<usize> = Local::new(local::JUMPS);
 static NOTED: Local<[Noted; NOTED_COUNT]> = Local::new(local::JUMPS.from(1));
 
-/// Where the caller's frame is, about.
-#[inline(never)]
-fn frame() -> usize {
-    let here = 0u8;
-    core::hint::black_box(&raw const here) as usize
-}
-
 fn name_of(socket: &Socket, native: bool) -> u32 {
     let index = tables().map_or(0, |tables| tables.index_of(socket));
     index | if native { NATIVE } else { 0 }
@@ -61,7 +52,7 @@ fn note(what: u32) {
     look_back();
     let count = COUNT.get();
     if count < NOTED_COUNT {
-        let noted = Noted { what, frame: frame() };
+        let noted = Noted { what, frame: stack::here() };
         NOTED.with_each(|all| all[count].set(noted));
         // After the entry: a handler may come in between.
         COUNT.set(count + 1);
@@ -100,12 +91,10 @@ pub fn look_back() {
 
 #[cold]
 fn take_back() {
-    let here = frame();
+    let here = stack::here();
     while let Some(last) = COUNT.get().checked_sub(1) {
         let noted = NOTED.with_each(|all| all[last].get());
-        // The stack grows down.
-        let gone = noted.frame < here && here - noted.frame < SAME_STACK_BYTES;
-        if !gone || sys::is_on_signal_stack() {
+        if noted.frame == here || !stack::has_left(noted.frame, here) {
             return;
         }
         COUNT.set(last);

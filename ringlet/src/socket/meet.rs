@@ -1306,7 +1306,8 @@ fn one_shot(socket: &Socket) -> Step {
     Step::LaterFor(Reason::OneShot)
 }
 
-/// Its registrations stay as they are while that is held; those of one that is attached do in any case.
+/// Its registrations stay as they are while that is held; those of one that is attached do in any case. (A part of its caller: `Lock`.)
+#[inline(always)]
 fn hold_registrations(socket: &Socket) -> Option<Option<Held<'_>>> {
     match socket.stage() {
         Stage::Attached => Some(None),

@@ -8,7 +8,7 @@
 mod again;
 pub mod asked;
 mod budget;
-mod bypass;
+pub(crate) mod bypass;
 pub mod carrier;
 mod channel;
 mod chaos;

@@ -11,11 +11,14 @@ use super::meet::attach_with;
 use super::memory as socket_memory;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
-use super::{budget, carrier, doorbells, epoll, keep_on_kernel, patience, pin, process, release};
+use super::{
+    budget, carrier, doorbells, epoll, jumps, keep_on_kernel, patience, pin, process, release,
+};
 use crate::config::Config;
 use crate::interconnect::mirrored::{self, Linked};
 use crate::interconnect::{node, sever};
 use crate::reasons::Reason;
+use crate::stack::tests::{amid, deeper};
 use crate::worlds;
 use ringlet_core::bells;
 use ringlet_core::layout::{Control, Geometry, NOT_SHUT};
@@ -1042,14 +1045,6 @@ fn a_byte_that_may_yet_come_ends_the_connection() {
 /// A handler has left a receive, a send and a wait in their midst by a long jump: the next ones go on, and a set has all that is in it.
 #[test]
 fn calls_that_were_left_by_a_jump_stop_none() {
-    #[inline(never)]
-    fn deeper(work: impl FnOnce()) {
-        // (As deep as a call of ours may hold a lock.)
-        let room = [0u8; 6144];
-        std::hint::black_box(&room);
-        work();
-        std::hint::black_box(&room);
-    }
     let pair = Pair::new(two_worlds(), Kind::Tcp);
     let side = &pair.sides[1];
     let epfd = fd::epoll_create().unwrap();
@@ -1066,7 +1061,7 @@ fn calls_that_were_left_by_a_jump_stop_none() {
     };
     assert_eq!(told(), Ok(0));
     side.with(|socket| {
-        deeper(|| {
+        deeper::<6144, _>(|| {
             std::mem::forget(socket.end().receive_lock.take());
             std::mem::forget(socket.end().send_lock.take());
             epoll::leave_amid(set);
@@ -1079,6 +1074,35 @@ fn calls_that_were_left_by_a_jump_stop_none() {
     assert_eq!(told(), Ok(0));
     side.with(|_| epoll::closed(set));
     sys::close(epfd);
+    pair.finish();
+}
+
+/// A handler has gone over to another coroutine amid a wait, which goes on later: the other one's waits and closes leave its count. One that was left by a
+/// long jump is counted out, from however deep.
+#[test]
+fn a_wait_is_counted_out_when_it_was_left_and_not_for_a_coroutine() {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    pair.sides[1].with(|socket| {
+        let waiting = || {
+            socket.sleepers.fetch_add(1, Ordering::SeqCst);
+            jumps::waits(socket, false);
+        };
+        let sleepers = || socket.sleepers.load(Ordering::SeqCst);
+        amid(
+            |go_over| {
+                waiting();
+                go_over();
+                assert_eq!(sleepers(), 1);
+                jumps::waits_no_more(socket, false);
+                socket.sleepers.fetch_sub(1, Ordering::SeqCst);
+            },
+            jumps::look_back,
+        );
+        deeper::<{ 200 << 10 }, _>(waiting);
+        assert_eq!(sleepers(), 1);
+        jumps::look_back();
+        assert_eq!(sleepers(), 0);
+    });
     pair.finish();
 }
 

@@ -238,11 +238,11 @@ pub struct End {
     pub native_receivers: AtomicU32,
     /// The kernel's last word on receiving, once it was taken from it: errno of a reset, not yet reported.
     pub pending_error: P32,
-    _apart: [u64; 3],
+    _apart: [u64; 2],
     pub sender: Sender,
     pub send_lock: Lock,
-    pub native_senders: AtomicU32,
     pub tx: Tx,
+    pub native_senders: AtomicU32,
     /// Sends that found no room, and as many of them as were followed by room that was reported.
     pub no_space: P32,
     pub no_space_told: P32,

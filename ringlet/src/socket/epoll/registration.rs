@@ -151,6 +151,9 @@ pub fn watched_by_sleepers(socket: &Socket) -> bool {
 /// Before a socket is attached: its registrations stay as they are as long as the result is held. `None`, and it can't be attached now, if one
 /// of them is one-shot, armed, and not under our mark: a thread may have it from the kernel already, on its way to the program, and it must not
 /// be told twice. One that was told is safe, until the program arms it again. And none can be changed whose number was closed.
+///
+/// (A part of its caller, as all that hands on what is held: `Lock`.)
+#[inline(always)]
 pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
     let tables = tables()?;
     let held = socket.registering.take()?;
