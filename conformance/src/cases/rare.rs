@@ -451,7 +451,8 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .any_path(),
+    .any_path()
+    .steady(),
     pair(
         "rare/io_uring_of_both_ends",
         "an io_uring that is given one of two ends of this process's own gets what is unread",
@@ -474,7 +475,39 @@ pub const CASES: &[Case] = &[
         },
         |_| {},
     )
-    .any_path(),
+    .any_path()
+    .steady(),
+    pair(
+        "rare/io_uring_unread_on_both",
+        "an io_uring is given a connection whose peer went back to the kernel behind unread bytes: it gets all, or an error",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel", libc::MSG_ZEROCOPY);
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(20);
+            let mut got = [0; 20];
+            let all_or_none = match &mut rare::Uring::new() {
+                Some(ring) => {
+                    ring.prepare(rare::URING_RECV, end.0, got.as_mut_ptr(), got.len());
+                    ring.submit(1);
+                    match ring.result() {
+                        20 => got == *b"the ring, the kernel",
+                        result => result < 0,
+                    }
+                }
+                None => sys::recv(end.0, &mut got, libc::MSG_WAITALL) == Ok(20),
+            };
+            record("all or none", all_or_none);
+            b.sync();
+        },
+    )
+    .steady(),
     pair(
         "rare/io_uring_again",
         "liburing is loaded, unloaded and loaded again",
