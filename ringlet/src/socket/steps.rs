@@ -734,7 +734,7 @@ fn is_carried_again(dead: [bool; 2]) {
         }
     }
     if dead == [false, false] {
-        assert!(pair.sides[0].with(mirrored::sever));
+        assert!(pair.sides[0].with(sever::sever));
     }
     // (What comes by the kernel has the other end listen.)
     for side in (0..2).filter(|side| dead[*side] || !dead[1 - side] && *side == 0) {
