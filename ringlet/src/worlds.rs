@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The first is played where nothing is said.
-pub const COUNT: usize = 64;
+pub const COUNT: usize = 128;
 
 /// What happens at which step.
 type Due = Option<(u64, Box<dyn FnOnce()>)>;
