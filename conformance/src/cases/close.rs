@@ -8,6 +8,9 @@ use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RD, SHUT_RDWR, SHUT_WR, SIGKILL};
 use crate::case::*;
 use crate::sys;
 
+/// Ways in which a process ends by itself, or lets go of what it does not hand on.
+const ENDS: u32 = 4;
+
 /// Dies by SIGKILL once the other side, which has told its process, waits in a call.
 fn die_when_awaited(side: &mut Side) {
     let pid = side.hear() as i32;
@@ -389,6 +392,52 @@ pub const CASES: &[Case] = &[
         },
     ).packets_too()
     .each_side(),
+    pair(
+        "close/end_after_large_send",
+        "children that send 3 MB and end at once, in each way there is, deliver all of it to a reader that is slow",
+        |a| {
+            for how in 0..ENDS {
+                let end = a.moved();
+                let child = sys::fork(|| {
+                    // (Here too bytes go both ways, by the child.)
+                    for _ in 0..20 {
+                        end.send(b"asks");
+                        end.recv_exact(4);
+                    }
+                    end.send_all(&pattern(56, 3 << 20));
+                    match how {
+                        0 => sys::exit_now(0),
+                        1 => sys::exit_with_handlers(0),
+                        2 => sys::exit_by_call(0),
+                        _ => {
+                            sys::fcntl(end.0, libc::F_SETFD, libc::FD_CLOEXEC).expect("F_SETFD");
+                            sys::exec(&["true"]);
+                            127
+                        }
+                    }
+                });
+                end.close();
+                record("child", sys::wait_for(child));
+            }
+        },
+        |b| {
+            for _ in 0..ENDS {
+                let end = b.moved();
+                for _ in 0..20 {
+                    end.recv_exact(4);
+                    end.send(b"here");
+                }
+                let mut all = Vec::new();
+                while let Ok(part @ [_, ..]) = recv(end, 50_000, 0).as_deref() {
+                    all.extend_from_slice(part);
+                    thread::sleep(Duration::from_micros(300));
+                }
+                record("received", all);
+                end.recv(1);
+                end.close();
+            }
+        },
+    ),
     pair(
         "close/exit_while_awaited",
         "exit() wakes a waiting receive with the end of the stream",

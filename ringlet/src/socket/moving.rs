@@ -24,7 +24,7 @@ use ringlet_core::leaving::{Leaving, ReceiverState};
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
-use ringlet_linux::{sys, tcp};
+use ringlet_linux::{fd, sys, tcp};
 
 /// As `publish_attached`, without the receive lock: not while another has it, who does the same.
 pub fn publish_attached_aside(socket: &Socket, end: &End) {
@@ -328,6 +328,50 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
         let has_died = || end.mirrored.is() && sever::has_died(socket);
         wait_patiently(|| carrier::undelivered(socket) == 0 || has_died() || drained());
     }
+}
+
+/// How long another thread that holds a lock at the process's end is waited for: 20 ms.
+const HELD_LOOKS: usize = 200;
+const HELD_LOOK_NS: u64 = 100_000;
+
+/// This process is about to end with this connection open, and nobody else holds it. KERNEL: who ends with bytes unread ends by a reset, which takes
+/// with it what is not yet sent. So, as before a close, doorbells are taken away, and the peer puts none behind them: it sends by the kernel from
+/// now on. What this end still does is served.
+pub fn drain_before_end(socket: &Socket, end: &End) {
+    if !loses_by_bells(socket, end) {
+        return;
+    }
+    let Some(_in_use) = in_use::in_use(socket) else { return };
+    let mut held = end.receive_lock.try_take();
+    // (Of a thread that another one waits for, in a handler, it may never be had; nor of the frame that our own handler has interrupted.)
+    for _ in 0..HELD_LOOKS {
+        if held.is_some() || end.receive_lock.is_ours() {
+            break;
+        }
+        let _ = fd::poll(&mut [], Some(HELD_LOOK_NS), None);
+        held = end.receive_lock.try_take();
+    }
+    let (Some(_held), Some(ring)) = (held, socket.incoming()) else { return };
+    let side = incoming(socket, end, &ring);
+    // With bytes unread a reset is what the kernel makes of it, too. (To one that has left nobody rings.)
+    if end.rx.has_bytes(&ring) || !end.receiver.has_left() && side.close() {
+        return;
+    }
+    match end.receiving() {
+        Receiving::Ring => drain_bells(socket, end, &ring),
+        Receiving::Discarding => {
+            wait_patiently(|| carrier::undelivered(socket) == 0 || side.settle() != Ok(false));
+        }
+        _ => {}
+    }
+}
+
+/// Is there something to be lost by a doorbell that is unread? (Who has given the descriptor away has taken them already.)
+pub fn loses_by_bells(socket: &Socket, end: &End) -> bool {
+    socket.stage() == Stage::Attached
+        && !end.mirrored.is()
+        && !end.given.is()
+        && carrier::undelivered(socket) > 0
 }
 
 /// Our end is about to be closed, and its adapter is dead. What the peer sends again that we have had must not come behind that: the kernel would

@@ -730,8 +730,14 @@ pub fn before_exec() {
         for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
             // Who sends datagrams here finds out at once that there is nobody.
             datagram::close_inlets(socket);
+            let end = socket.end();
             if socket.stage() == Stage::Attached {
-                moving::finish_return(socket, socket.end());
+                moving::finish_return(socket, end);
+            }
+            let is_alone = || tables().is_some_and(|tables| tables.holders.is_alone(&end.holders));
+            // (If it does not become one, it goes on with what it has.)
+            if moving::loses_by_bells(socket, end) && is_alone() {
+                moving::drain_before_end(socket, end);
             }
         }
         hold(|tables, held| {
@@ -799,7 +805,9 @@ fn left_by_the_last(tables: &Tables, socket: &'static Socket) {
         let _receiving = end.receive_lock.take();
         let _sending = end.send_lock.take();
         moving::close_orphan(socket, end);
+        return;
     }
+    moving::drain_before_end(socket, socket.end());
 }
 
 /// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)
@@ -813,6 +821,10 @@ pub fn at_exit() {
         let end = socket.end();
         if socket.stage() == Stage::Attached {
             moving::finish_return(socket, end);
+        }
+        if end.holders.count() > 1 && moving::loses_by_bells(socket, end) {
+            // (Those who were killed do not deliver it.)
+            tables.holders.is_alone(&end.holders);
         }
         if tables.holders.leave(&end.holders) {
             left_by_the_last(tables, socket);
