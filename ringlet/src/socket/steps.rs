@@ -12,7 +12,8 @@ use super::memory as socket_memory;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
 use super::{
-    budget, carrier, doorbells, epoll, jumps, keep_on_kernel, patience, pin, process, release,
+    budget, carrier, doorbells, epoll, jumps, keep_on_kernel, moving, patience, pin, process,
+    release,
 };
 use crate::config::Config;
 use crate::interconnect::mirrored::{self, Linked};
@@ -1181,6 +1182,33 @@ fn a_direction_is_met_behind_its_end() {
         pair.drain(0);
         pair.has_all(0);
         pair.meets_the_end(0);
+        pair.close(0);
+    }
+}
+
+/// A process ends, or executes another program, with a doorbell unread: the kernel does not reset what it has not yet sent.
+#[test]
+fn what_the_kernel_has_not_sent_outlives_its_process_and_an_unread_doorbell() {
+    let worlds = two_worlds();
+    let ends: [fn(); 2] = [process::at_exit, process::before_exec];
+    for (ends, goes_back) in ends.into_iter().flat_map(|ends| [(ends, false), (ends, true)]) {
+        let pair = Pair::new(worlds, Kind::Tcp);
+        let (peer, side) = (&pair.sides[0], &pair.sides[1]);
+        side.with(|socket| moving::send_back(socket, Reason::Option));
+        while pair.send(1, 60_000).is_ok() {}
+        assert!(tcp::unsent(side.fd) > 0);
+        side.with(|socket| wait::want_bytes(socket, true, false));
+        assert_eq!(pair.send(0, 3), Ok(3));
+        assert_eq!(pair.receive(1, 100), Ok(3));
+        assert_eq!(tcp::unread(side.fd), Ok(1), "a doorbell");
+        if goes_back {
+            peer.with(|socket| moving::send_back(socket, Reason::Option));
+        }
+        worlds::within(side.world, ends);
+        pair.die(1);
+        pair.drain(0);
+        pair.has_all(0);
+        assert_eq!(pair.receive(0, 1), Ok(0));
         pair.close(0);
     }
 }
