@@ -130,6 +130,7 @@ enum Call {
     Ring,
     Receive,
     Leave { reads_on: bool },
+    Stay,
 }
 
 impl Call {
@@ -137,7 +138,7 @@ impl Call {
         match self {
             Call::Start | Call::Send | Call::Back(_) | Call::LookAround | Call::Shut => Who::Sender,
             Call::Ring => Who::Ringer,
-            Call::Receive | Call::Leave { .. } => Who::Receiver,
+            Call::Receive | Call::Leave { .. } | Call::Stay => Who::Receiver,
         }
     }
 
@@ -153,6 +154,7 @@ impl Call {
             Call::Leave { reads_on } => {
                 return Incoming::leave(side, reads_on);
             }
+            Call::Stay => drop(side.stay_after_all()),
         }
         Ok(())
     }
@@ -176,6 +178,7 @@ struct Budget {
     backs: u8,
     bells: u8,
     leaves: u8,
+    stays: u8,
     shuts: u8,
     deaths: u8,
 }
@@ -275,7 +278,7 @@ impl State {
         let any = |is: fn(Call) -> bool| {
             is(call) || self.calls.iter().flatten().any(|(call, _)| is(*call))
         };
-        let leaving = any(|call| matches!(call, Call::Leave { .. }));
+        let leaving = any(|call| matches!(call, Call::Leave { .. } | Call::Stay));
         let shutting = any(|call| call == Call::Shut);
         let mut next = self.clone();
         let log = next.calls[who as usize].take().map_or(vec![], |(_, log)| log);
@@ -284,7 +287,7 @@ impl State {
             log: RefCell::new(log),
             at: Cell::new(0),
             done: Cell::new(false),
-            leaves_over: self.left.leaves == 0 && !leaving,
+            leaves_over: self.left.leaves + self.left.stays == 0 && !leaving,
             ends_over: self.left.shuts == 0 && self.left.deaths == 0 && !shutting,
             dead: self.dead,
         };
@@ -366,6 +369,8 @@ impl State {
             let leaves = left.leaves > 0 && is_taken && !self.failed;
             begin(Call::Leave { reads_on }, leaves, |left| left.leaves -= 1);
         }
+        let stays = left.stays > 0 && self.receiver.has_left() && !self.failed;
+        begin(Call::Stay, stays, |left| left.stays -= 1);
         if !self.model.kernel.wire.is_empty() {
             let mut next = self.clone();
             next.model.kernel.arrive();
@@ -444,10 +449,10 @@ fn explore(begin: State, broken: Option<Rule>) -> Result<usize, (&'static str, V
 }
 
 const NONE: Budget =
-    Budget { bytes: 0, starts: 0, backs: 0, bells: 0, leaves: 0, shuts: 0, deaths: 0 };
+    Budget { bytes: 0, starts: 0, backs: 0, bells: 0, leaves: 0, stays: 0, shuts: 0, deaths: 0 };
 
 /// What meets what.
-const SCENARIOS: [Budget; 9] = [
+const SCENARIOS: [Budget; 13] = [
     Budget { bytes: 2, starts: 1, backs: 1, bells: 1, ..NONE },
     Budget { bytes: 1, starts: 2, backs: 1, leaves: 1, ..NONE },
     Budget { bytes: 1, starts: 1, backs: 1, leaves: 2, ..NONE },
@@ -457,6 +462,10 @@ const SCENARIOS: [Budget; 9] = [
     Budget { bytes: 1, starts: 1, leaves: 1, shuts: 1, deaths: 1, ..NONE },
     Budget { bytes: 2, starts: 1, leaves: 1, deaths: 1, ..NONE },
     Budget { bytes: 1, starts: 2, backs: 1, leaves: 1, deaths: 1, ..NONE },
+    Budget { bytes: 2, starts: 1, leaves: 2, stays: 2, ..NONE },
+    Budget { bytes: 1, starts: 1, bells: 1, leaves: 1, stays: 1, ..NONE },
+    Budget { bytes: 1, starts: 1, backs: 1, leaves: 1, stays: 1, shuts: 1, ..NONE },
+    Budget { bytes: 1, starts: 1, leaves: 1, stays: 1, shuts: 1, deaths: 1, ..NONE },
 ];
 
 #[test]

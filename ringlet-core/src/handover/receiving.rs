@@ -470,17 +470,26 @@ pub trait Incoming {
         stays
     }
 
-    /// We have left, and the sender has not answered: then we stay after all, and read the rest in the ring. False if it has, or has said nothing to
+    /// We have left, and the sender has not answered: then we stay after all, and read the rest as it stands. False if it has, or has said nothing to
     /// count on.
     fn stay_after_all(&self) -> bool {
         let receiver = self.receiver();
-        let stays = receiver.has_left()
+        let may = receiver.has_left()
             && self.head() == Head::Bytes
-            && self.words().receiver_state() == ReceiverState::Leaves
-            && self.words().stay(|| self.await_quiet()) == Some(true);
+            && self.words().receiver_state() == ReceiverState::Leaves;
+        if !may {
+            return false;
+        }
+        let stays = self.words().stay(|| self.await_quiet()) == Some(true);
         if stays {
             receiver.left.set(0);
-            self.turn_to(Receiving::Ring);
+        }
+        match receiver.path() {
+            // What the kernel still has before the ring comes first.
+            Receiving::Draining => {}
+            _ if stays => self.turn_to(Receiving::Ring),
+            // Who rang meanwhile has put more doorbells before what is sent again, of which nothing was taken yet.
+            _ => self.turn_behind_bells(),
         }
         stays
     }
