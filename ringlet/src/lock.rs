@@ -4,6 +4,7 @@
 //! taken it. Who finds that its own thread has the lock is either in a handler, or further in a call that has it, deeper on the stack than that
 //! frame; or the frame has gone. Where that can't be told (`stack::has_left`), it has not.
 
+use crate::socket::bypass;
 use crate::stack;
 use crate::thread::{self, Fate};
 use ringlet_core::sync::{AtomicU64, Ordering};
@@ -28,6 +29,9 @@ const SLEEP_MAX_NS: u64 = 1_000_000;
 const STRANGE_SLEEPS: u32 = 1000;
 /// And so many until it is asked whether it has ended, and is only not yet waited for.
 const STRANGE_LOOK_SLEEPS: u32 = 20;
+
+/// In a process that has closed itself in, where a filter may forbid the calls of such a wait: about a second, too.
+const CALLLESS_ROUNDS: u32 = 1 << 25;
 
 /// A handler's frames lie deeper by more than this than what it has interrupted. KERNEL: beside the 128 bytes that a function may use below its stack
 /// pointer there are all registers, of which those of the floating point alone take 512 bytes.
@@ -157,7 +161,8 @@ impl Lock {
     }
 
     /// An owner of our own process is waited for as long as it lives. One of another process may be dead while its number names a stranger,
-    /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it.
+    /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it. Nor is any by who
+    /// may not ask for its owner.
     #[cold]
     fn take_contended(&self, mine: u64) -> Option<Held<'_>> {
         let (mut pause, mut strange, mut left) = (SLEEP_MIN_NS, (0, 0), false);
@@ -170,6 +175,13 @@ impl Lock {
             let owner = owner_of(word);
             if owner == owner_of(mine) {
                 return None;
+            }
+            if bypass::is_closed_in() {
+                if round == CALLLESS_ROUNDS {
+                    return None;
+                }
+                core::hint::spin_loop();
+                continue;
             }
             if round < WATCH_ROUNDS {
                 if round % 64 < 48 {
@@ -284,6 +296,64 @@ mod tests {
             },
             || assert!(lock.take_first().is_none() && lock.take().is_none()),
         );
+    }
+
+    /// A child that has closed itself in waits for a lock of its parent's, and makes none of the calls that its filter kills for.
+    #[test]
+    #[allow(unsafe_code)]
+    fn who_has_closed_itself_in_waits_without_a_call() {
+        const FORBIDDEN: [libc::c_long; 4] =
+            [libc::SYS_sched_yield, libc::SYS_ppoll, libc::SYS_tgkill, libc::SYS_tkill];
+        fn confine() -> bool {
+            let of = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+            let (load, equal, answer) = (0x20, 0x15, 0x06);
+            let mut filter = vec![of(load, 0, 0, 0)];
+            for (at, call) in FORBIDDEN.iter().enumerate() {
+                filter.push(of(equal, (FORBIDDEN.len() - at) as u8, 0, *call as u32));
+            }
+            filter.push(of(answer, 0, 0, libc::SECCOMP_RET_ALLOW));
+            filter.push(of(answer, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
+            let program =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            // SAFETY: the program is there for the call.
+            unsafe {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                    && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+            }
+        }
+        let (rights, how) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: fresh memory, zero, which stays mapped; a free lock.
+        let lock: &Lock = unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), 4096, rights, how, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            &*at.cast()
+        };
+        let mut ends = [0; 2];
+        // SAFETY: two numbers to write to.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        let held = lock.take();
+        // SAFETY: the child makes no call of libc's that another thread could be in the midst of (its allocator's are safe behind a fork).
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            bypass::BEHIND_OUR_BACK.fetch_or(bypass::CLOSED_IN, Ordering::SeqCst);
+            // SAFETY: a byte; and its own end.
+            let begins = || unsafe { libc::write(ends[1], b"!".as_ptr().cast(), 1) } == 1;
+            let done = confine() && begins() && lock.take().is_some();
+            // SAFETY: as above.
+            unsafe { libc::_exit(if done { 7 } else { 1 }) };
+        }
+        sys::close(ends[1]);
+        let (mut byte, mut status) = (0u8, 0);
+        // SAFETY: bytes of ours.
+        assert_eq!(unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) }, 1);
+        // Until it waits.
+        thread::sleep(std::time::Duration::from_millis(20));
+        drop(held);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+        sys::close(ends[0]);
     }
 
     #[test]
