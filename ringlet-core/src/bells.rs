@@ -7,6 +7,45 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
+/// Threads of an end that are about to put a doorbell, or to ask for one in a word of the ring: each looks where its end sends, once it is counted. Who has
+/// led the end elsewhere and then finds none knows that nobody is in between, and that whoever comes sees it.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Ringers(AtomicU32);
+
+impl Ringers {
+    /// One more. It looks afterwards.
+    pub fn begin(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        // ORDER: the fence puts the look behind it, whatever that is by itself; pairs with that of `are_none_behind`: one of the two sees what the other
+        // has done.
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn end(&self) {
+        // ORDER: SeqCst, so Release; pairs with `are_none`: what was done for a doorbell is seen with it.
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// For who has led the end elsewhere.
+    pub fn are_none_behind(&self) -> bool {
+        // ORDER: the fence puts that before the count; pairs with that of `begin`.
+        fence(Ordering::SeqCst);
+        self.are_none()
+    }
+
+    /// The same, over and over, behind a fence.
+    pub fn are_none(&self) -> bool {
+        // ORDER: SeqCst, so Acquire; pairs with `end`.
+        self.0.load(Ordering::SeqCst) == 0
+    }
+
+    /// In memory that nobody else knows yet.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Rings by `send`, which says if the byte went.
 pub fn ring(bells: &AtomicU64, send: impl FnOnce() -> bool) -> bool {
     count(bells);

@@ -10,7 +10,7 @@ mod model;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use model::{Bell, Context, LINE, Memory, Wishes, model};
-use ringlet_core::bells;
+use ringlet_core::bells::{self, Ringers};
 use ringlet_core::layout::{Control, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::{Leaving, ReceiverState};
 use ringlet_core::memory::{Buffer, Buffers};
@@ -589,6 +589,50 @@ fn bell_that_did_not_go_stands_for_no_byte_of_data() {
 #[should_panic(expected = "a byte of data was taken")]
 fn who_counts_a_bell_out_must_await_who_takes() {
     bells_by_their_number(false);
+}
+
+/// A thread rings while its end, which has left the ring, gets other memory for its words: no word is changed in the one and taken back in the other.
+fn rings_beside_other_memory(counts_itself: bool) {
+    model(move || {
+        let shared = Arc::new((Ringers::default(), [0u64, 0, 0].map(AtomicU64::new)));
+        let theirs = shared.clone();
+        let ringing = thread::spawn(move || {
+            let (ringers, [in_ring, memory, _]) = &*theirs;
+            if counts_itself {
+                ringers.begin();
+            }
+            // (As `Outgoing::ring` looks, by a word that is its end's alone.)
+            if in_ring.load(Ordering::Relaxed) == 0 {
+                let first = memory.load(Ordering::Relaxed);
+                assert_eq!(memory.load(Ordering::Relaxed), first, "in between");
+                theirs.1[2].fetch_add(1 + first, Ordering::Relaxed);
+            }
+            if counts_itself {
+                ringers.end();
+            }
+        });
+        let (ringers, [in_ring, memory, done]) = &*shared;
+        in_ring.store(1, Ordering::Relaxed);
+        if ringers.are_none_behind() {
+            let found = done.load(Ordering::Relaxed);
+            memory.store(1, Ordering::Relaxed);
+            ringing.join().unwrap();
+            assert_eq!(done.load(Ordering::Relaxed), found, "behind that");
+        } else {
+            ringing.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn who_rings_is_seen_or_sees_that_the_ring_was_left() {
+    rings_beside_other_memory(true);
+}
+
+#[test]
+#[should_panic]
+fn who_rings_without_being_counted_is_in_between() {
+    rings_beside_other_memory(false);
 }
 
 #[test]

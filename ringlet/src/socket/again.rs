@@ -29,7 +29,7 @@ use crate::reasons::Reason;
 use ringlet_core::handover::Incoming;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
-use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::{map, sys, tcp};
 
 /// After a meeting that came to nothing, the next one: so soon at first, and twice as late each time.
@@ -71,10 +71,8 @@ pub fn is_over(socket: &Socket, end: &End) -> Over {
     // Its word may be there, and its records stand again in the kernel: then that is known here (`orphan::heed`).
     let heard = channel::hear(socket).is_none_or(|word| !word.in_ring || end.heeded.get() != 0);
     let said = !end.worded.is() || channel::is_said(socket) != Some(false);
-    // ORDER: a fence behind the path, which has not been the ring since; pairs with `Outgoing::ring`: who is about to touch a word of the sender's is seen
-    // here, or sees that its direction is not in the ring.
-    fence(Ordering::SeqCst);
-    let rings = end.ringers.load(Ordering::SeqCst) != 0;
+    // Behind the path, which has not been the ring since: who is about to touch a word of the sender's is seen here, or sees that (`Outgoing::ring`).
+    let rings = !end.ringers.are_none_behind();
     // One from which we have severed ourselves lives, perhaps, and still holds the connection: two never have it at a time.
     let let_go = sever::has_hung_up(socket);
     let over = settled && sent && received && heard && said && !rings && let_go;

@@ -5,8 +5,8 @@ use super::{view, words};
 use crate::interconnect::Interconnect;
 use crate::plain::P64;
 use crate::reasons::Reason;
+use ringlet_core::bells::Ringers;
 use ringlet_core::layout::SHUT_UNREAD;
-use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, tcp};
 
@@ -20,11 +20,11 @@ const PATIENCE_NS: u64 = if cfg!(test) { 1_000_000 } else { 200_000_000 };
 const PATIENCE_SHARE: u64 = 100;
 const PATIENT_LOOK_NS: u64 = 100_000;
 
-/// Waits until the word, which only our family writes, is 0: a system call's time, if whoever holds it runs; in the end long enough for
+/// Waits until there is none, of which only our family tells: a system call's time, if whoever holds it runs; in the end long enough for
 /// one that was preempted.
-pub fn await_none(word: &AtomicU32) -> bool {
+pub fn await_none(ringers: &Ringers) -> bool {
     for round in 0..RINGERS_WAIT_ROUNDS {
-        if word.load(Ordering::SeqCst) == 0 {
+        if ringers.are_none() {
             return true;
         }
         match round {

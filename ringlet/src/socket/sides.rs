@@ -130,19 +130,17 @@ impl Outgoing for Out<'_> {
     }
 
     fn begin_bell(&self) {
-        // ORDER: SeqCst, then the look where we send; pairs with `await_bells`.
-        self.end.ringers.fetch_add(1, Ordering::SeqCst);
+        self.end.ringers.begin();
     }
 
     fn end_bell(&self) {
-        // ORDER: SeqCst; pairs with `await_bells`.
-        self.end.ringers.fetch_sub(1, Ordering::SeqCst);
+        self.end.ringers.end();
     }
 
     /// An error if one stays under way (a thread or process of ours was stopped or killed in the middle of it), or the peer stays in the middle of
     /// taking one that did not go.
     fn await_bells(&self) -> Sys<()> {
-        // ORDER: a fence behind the path; pairs with `begin_bell`: who is not seen here sees that.
+        // ORDER: a fence behind the path; pairs with `Ringers::begin`: who is not seen here sees that.
         fence(Ordering::SeqCst);
         let taking = &self.words().receiver.taking;
         if self.is_mirrored() {

@@ -20,6 +20,7 @@ use crate::plain::{FreeList, News, P32, P64};
 use crate::reasons::Reason;
 use crate::thread::{self, Identity};
 use core::mem::offset_of;
+use ringlet_core::bells::Ringers;
 use ringlet_core::handover::{Receiver, Sender};
 pub use ringlet_core::handover::{Receiving, Sending};
 use ringlet_core::layout::{Geometry, LINE_BYTES};
@@ -253,7 +254,7 @@ pub struct End {
     pub full_at: P64,
     pub full_since_ns: P64,
     /// Threads that are about to put a doorbell on the kernel's connection; and whether one did not go since the last `Start`.
-    pub ringers: AtomicU32,
+    pub ringers: Ringers,
     pub bell_lost: P32,
     /// While `Returning`: our direction is to be shut down behind what is sent again.
     pub shut_later: P32,
@@ -450,7 +451,7 @@ impl End {
         self.nonblocking.set(0);
         self.full_at.set(0);
         self.idle_at.set(0);
-        self.ringers.store(0, Ordering::Relaxed);
+        self.ringers.reset();
         self.given.set(0);
         self.holders.begin();
     }
