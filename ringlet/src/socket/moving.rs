@@ -14,7 +14,7 @@ use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::words::{
     bells_end, has_left, has_said_attached, published, reads_on, say_end, sends_uncounted,
 };
-use super::{carrier, channel, context, doorbells, orphan, view, words};
+use super::{bypass, carrier, channel, context, doorbells, orphan, view, words};
 use crate::interconnect::{mirrored, sever};
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
@@ -366,9 +366,11 @@ pub fn drain_before_end(socket: &Socket, end: &End) {
     }
 }
 
-/// Is there something to be lost by a doorbell that is unread? (Who has given the descriptor away has taken them already.)
+/// Is there something to be lost by a doorbell that is unread? (Who has given the descriptor away has taken them already. Who has closed itself in may
+/// not ask.)
 pub fn loses_by_bells(socket: &Socket, end: &End) -> bool {
     socket.stage() == Stage::Attached
+        && !bypass::is_closed_in()
         && !end.mirrored.is()
         && !end.given.is()
         && carrier::undelivered(socket) > 0
