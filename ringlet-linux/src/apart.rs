@@ -43,9 +43,15 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM;
 
+/// (Whose thread has ended is asked for once: a meeting looks at all of them at each of its steps.)
 fn is_free(closer: &Closer) -> bool {
-    let thread = closer.thread.load(Ordering::Relaxed);
-    thread == 0 || thread != u32::MAX && !thread_exists(thread as i32)
+    let (thread, order) = (closer.thread.load(Ordering::Relaxed), Ordering::Relaxed);
+    if thread == 0 {
+        return true;
+    }
+    let has_ended = thread != u32::MAX && !thread_exists(thread as i32);
+    // (Another thread may have taken it meanwhile.)
+    has_ended && closer.thread.compare_exchange(thread, 0, order, order).is_ok()
 }
 
 /// Does any closer hang?
@@ -178,12 +184,10 @@ pub fn close_apart(fd: i32, user: u32) -> bool {
 
 fn close_by_one(fd: i32, user: u32) -> bool {
     for closer in &CLOSING {
-        let seen = closer.thread.load(Ordering::Relaxed);
         // ORDER: Relaxed; the words only count.
         let taken = || {
-            let (from, to) = (seen, u32::MAX);
             let order = Ordering::Relaxed;
-            closer.thread.compare_exchange(from, to, order, order).is_ok()
+            closer.thread.compare_exchange(0, u32::MAX, order, order).is_ok()
         };
         if is_free(closer) && taken() {
             closer.user.store(user, Ordering::Relaxed);
@@ -375,6 +379,21 @@ mod tests {
         // SAFETY: an int.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn a_closer_that_has_ended_is_not_asked_for_again() {
+        let thread = std::thread::spawn(crate::sys::gettid).join().unwrap();
+        while thread_exists(thread) {
+            std::thread::yield_now();
+        }
+        let closer = Closer { thread: AtomicU32::new(thread as u32), user: AtomicU32::new(0) };
+        assert!(is_free(&closer) && closer.thread.load(Ordering::Relaxed) == 0);
+        // One that is being started, or that hangs, keeps its place.
+        for busy in [u32::MAX, crate::sys::gettid() as u32] {
+            closer.thread.store(busy, Ordering::Relaxed);
+            assert!(!is_free(&closer) && closer.thread.load(Ordering::Relaxed) == busy);
+        }
     }
 
     #[test]
