@@ -471,6 +471,10 @@ impl Half {
             self.receiving.last_due |= std::mem::take(&mut self.receiving.byte_due);
             self.receiving.hold = Some(said.hold);
         }
+        if !self.outgoing.control().has_what_was_put() {
+            self.failed = true;
+            return;
+        }
         way.send(Operation::Done);
         self.pass_silence(way);
     }
@@ -550,7 +554,7 @@ impl Half {
     /// The byte that is due, if it is: asked of the half that has the connection. (Not if the receiver has left, or is gone, nor if the sender was told
     /// that no more come.)
     fn ring(&mut self, way: &mut impl Way) {
-        let Half { receiving, incoming, .. } = self;
+        let Half { receiving, incoming, outgoing, failed, .. } = self;
         let words = incoming.control();
         let may = receiving.started && words.is_taken() && !self.gone && !self.parts;
         let due = if receiving.silent { &mut receiving.last_due } else { &mut receiving.byte_due };
@@ -559,7 +563,11 @@ impl Half {
             *due = false;
             receiving.ringing = Ringing::Counted;
             bells::count(&words.sender.bells);
-            way.send(Operation::Ring);
+            // (One that has not heard of it would take the byte for the program's.)
+            *failed |= !outgoing.control().has_what_was_put();
+            if !*failed {
+                way.send(Operation::Ring);
+            }
         }
     }
 

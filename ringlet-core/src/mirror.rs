@@ -24,11 +24,12 @@
 //!
 //! **Severing.** An adapter that stands still, and may go on, must not put a record or a doorbell where its end has turned to the kernel. So it says when it
 //! is at work for an end, and then looks whether that has severed itself; an end severs itself, and then looks whether the adapter is at work. One
-//! sees the other.
+//! sees the other. An end that waits in vain for a pass to end goes on with what was put into its segment by then. So before the other end is told of what
+//! was put there, the adapter looks once more.
 
 use crate::layout::{Control, Receiver, Sender};
 use crate::leaving::Leaving;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use crate::wait::fence_for_the_model_checker;
 
 /// `Receiver::parted`.
@@ -170,6 +171,8 @@ pub trait Answers {
     /// Around each pass over an end, by the one thread that does so. False if the end has severed itself: then nothing is to be done.
     fn begin_pass(&self) -> bool;
     fn end_pass(&self);
+    /// Amid a pass, behind what was put into the segment: has the end not severed itself? Then it has that, and the other end may be told so.
+    fn has_what_was_put(&self) -> bool;
     /// The same for a byte on its connection, by any thread.
     fn begin_byte(&self) -> bool;
     fn end_byte(&self);
@@ -212,6 +215,12 @@ impl Answers for Control {
     fn end_pass(&self) {
         // ORDER: Release; pairs with `has_let_go`.
         self.serving.passes.store(0, Ordering::Release);
+    }
+
+    fn has_what_was_put(&self) -> bool {
+        // ORDER: SeqCst, behind what was put; pairs with `sever`, behind which the end looks at its segment for the last time.
+        fence(Ordering::SeqCst);
+        self.sender.severed.load(Ordering::SeqCst) == 0
     }
 
     fn begin_byte(&self) -> bool {

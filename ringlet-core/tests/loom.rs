@@ -543,6 +543,39 @@ fn an_adapter_must_look_whether_its_end_has_severed_itself() {
     severs_beside_an_adapter(false);
 }
 
+/// The same where the end does not wait for a pass, but goes on with what was put into its segment by then: the other end is told of nothing more.
+fn severs_amid_a_pass(looks_behind: bool) {
+    model(move || {
+        let (control, put) = (control(), Arc::new(AtomicU32::new(0)));
+        let adapter = {
+            let (control, put) = (control.clone(), put.clone());
+            thread::spawn(move || {
+                let begins = control.begin_pass();
+                if begins {
+                    put.store(1, Ordering::Relaxed);
+                }
+                let told = begins && (!looks_behind || control.has_what_was_put());
+                control.end_pass();
+                told
+            })
+        };
+        control.sever();
+        let copied = put.load(Ordering::Relaxed);
+        assert!(copied == 1 || !adapter.join().unwrap());
+    });
+}
+
+#[test]
+fn nothing_is_told_of_that_its_end_does_not_have() {
+    severs_amid_a_pass(true);
+}
+
+#[test]
+#[should_panic]
+fn an_adapter_must_look_behind_what_it_has_put() {
+    severs_amid_a_pass(false);
+}
+
 /// The kernel's connection: a doorbell is false, a byte of data true.
 type Kernel = Arc<Mutex<Vec<bool>>>;
 
