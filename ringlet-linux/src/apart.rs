@@ -11,7 +11,7 @@
 //! be in a set), and a queue admits descriptors only from where memory is due (`meet`).
 
 use crate::meet::MAX_FDS;
-use crate::sys::{Errno, Sys, close, sys, thread_exists};
+use crate::sys::{Errno, Sys, close, thread_exists, unsignalled};
 use crate::{map, proof};
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -204,19 +204,6 @@ fn start(fd: i32) -> Sys<u32> {
     // SAFETY: the new thread touches no memory: see there; `unsignalled` has blocked all.
     let made = unsafe { clone_that_closes(fd) };
     if made < 0 { Err(Errno(-made as i32)) } else { Ok(made as u32) }
-}
-
-/// With all signals blocked. WHY: a handler may fork, and in the child return to what it has interrupted. That would go on with a place that the child has
-/// taken over, and closed, by then: the number is another file's, and the count is never right again.
-fn unsignalled<T>(body: impl FnOnce() -> T) -> T {
-    let (all, mut before) = (u64::MAX, 0u64);
-    // SAFETY: masks of eight bytes. (It does not fail.)
-    let _ =
-        unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, 8) };
-    let done = body();
-    // SAFETY: as above.
-    let _ = unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, 0, 8) };
-    done
 }
 
 /// # Safety

@@ -108,6 +108,15 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     before
 }
 
+/// Does this with all signals blocked. WHY: a handler may leave it by a jump, or wait for what it has interrupted. Or it forks, and in the child returns to
+/// what goes on there with what the child has taken over by then: the number of a file is another one's, say.
+pub fn unsignalled<T>(body: impl FnOnce() -> T) -> T {
+    let before = set_signal_mask(u64::MAX);
+    let done = body();
+    set_signal_mask(before);
+    done
+}
+
 /// The real, effective and saved user of this thread.
 pub fn users() -> [u32; 3] {
     let mut users = [u32::MAX; 3];

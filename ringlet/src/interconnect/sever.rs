@@ -18,9 +18,11 @@ use super::introduction::{Message, ORPHAN};
 use crate::lock::{Held, Lock};
 use crate::socket::table::{End, Kind, Socket, tables};
 use crate::thread;
+use core::mem::offset_of;
+use ringlet_core::layout::{Control, LINE_BYTES, SLOT_COUNT, SLOTS_OFFSET, control_offset};
 use ringlet_core::memory::Area;
 use ringlet_core::mirror::Asks;
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{AtomicU64, Ordering, fence};
 use ringlet_linux::{fd, map, meet, sys, tcp};
 
 /// Between two looks.
@@ -51,12 +53,12 @@ pub fn sever(socket: &Socket) -> bool {
     let Some(outgoing) = socket.outgoing() else { return false };
     let (end, words) = (socket.end(), outgoing.control());
     let _quiet = Quiet::new(end);
-    let (mut began, mut until) = (0, 0);
+    let (mut still_since, mut until) = (0, 0);
     while !has_died(socket) {
         let now = sys::now_ns();
-        if began == 0 {
+        if still_since == 0 {
             // (Once is enough: whoever asks next, at a close for instance, is told at once.)
-            (began, until) = (now, now + if end.unanswered.is() { 0 } else { LET_GO_NS });
+            (still_since, until) = (now, now + if end.unanswered.is() { 0 } else { LET_GO_NS });
             words.sever();
             // (If there is no room it has much to read, and hears of it there.)
             let ended = Message { kind: ORPHAN, ..Message::default() };
@@ -65,9 +67,11 @@ pub fn sever(socket: &Socket) -> bool {
         }
         if words.has_let_go() {
             end.severed.set(1);
-        } else if now - began >= STANDS_STILL_NS && is_no_byte_on_its_way(socket, words) {
-            // (Or another thread does it.)
-            take_segment_away(socket, end);
+        } else if now - still_since >= STANDS_STILL_NS {
+            // (Or another thread does it.) WHY unsignalled: a handler that calls us would wait for what it has interrupted, and others for one that jumps.
+            if sys::unsignalled(|| take_segment_away(socket, end)) == Taken::NotStill {
+                still_since = now;
+            }
         }
         if !end.severed.is() {
             if now > until {
@@ -148,33 +152,74 @@ fn is_still<'a>(lock: &'a Lock, quiet: u32) -> Option<Option<Held<'a>>> {
     }
 }
 
+#[derive(PartialEq, Eq)]
+enum Taken {
+    Done,
+    NotNow,
+    /// The adapter was at work meanwhile: it is soon done.
+    NotStill,
+}
+
 /// A copy takes the place of the segment, if this process alone has it.
-fn take_segment_away(socket: &Socket, end: &End) {
-    let (Some(tables), Some((area, _))) = (tables(), socket.segment()) else { return };
+fn take_segment_away(socket: &Socket, end: &End) -> Taken {
+    let mut taken = Taken::NotNow;
+    let (Some(tables), Some((area, _)), Some(outgoing)) =
+        (tables(), socket.segment(), socket.outgoing())
+    else {
+        return taken;
+    };
     // No fork is made from the look at the holders to the end: the child would go on with the segment.
-    let Some(_inside) = tables.process().gate.try_enter() else { return };
+    let Some(_inside) = tables.process().gate.try_enter() else { return taken };
     if socket.interconnect() != Interconnect::Mirrored || !tables.holders.is_alone(&end.holders) {
-        return;
+        return taken;
     }
     // ORDER: SeqCst, before the look at who is quiet; pairs with `Quiet::drop`.
     if end.taken_away.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-        return;
+        return taken;
     }
     let [sends, receives] = end.quiet.each_ref().map(|quiet| quiet.load(Ordering::SeqCst));
     if let (Some(_sending), Some(_receiving)) =
         (is_still(&end.send_lock, sends), is_still(&end.receive_lock, receives))
         && !end.severed.is()
-        && put_copy_in_place(area)
+        && is_no_byte_on_its_way(socket, outgoing.control())
     {
-        end.severed.set(1);
+        taken = put_copy_in_place(area, socket.side.is() as usize);
+        if taken == Taken::Done {
+            end.severed.set(1);
+        }
     }
     // ORDER: SeqCst; pairs with `Quiet::drop`.
     end.taken_away.store(0, Ordering::SeqCst);
+    taken
+}
+
+/// Stands in the copy all that the adapter writes, as it still stands in the segment? Then it is of one moment: what was written before something that was
+/// copied is in it, wherever it lies. (The data of records lies behind their headers, and is copied behind them.)
+fn is_of_one_moment(area: Area, copy: Area, sends: usize) -> bool {
+    let part = |direction: usize, at: usize, end: usize| {
+        let base = control_offset(direction);
+        (base + at..base + end).step_by(size_of::<AtomicU64>())
+    };
+    let slots = SLOTS_OFFSET + (1 - sends) * SLOT_COUNT * LINE_BYTES;
+    // ORDER: a fence behind the copy, each word of which was read by Acquire: what stood before one of them is seen by now.
+    fence(Ordering::SeqCst);
+    let mut words = part(sends, 0, offset_of!(Control, sender))
+        .chain(part(1 - sends, offset_of!(Control, sender), offset_of!(Control, serving)))
+        .chain((slots..slots + SLOT_COUNT * LINE_BYTES).step_by(size_of::<AtomicU64>()));
+    let word = |area: Area, at: usize| area.at::<AtomicU64>(at).load(Ordering::Relaxed);
+    words.all(|at| word(area, at) == word(copy, at))
 }
 
 #[allow(unsafe_code)]
-fn put_copy_in_place(area: Area) -> bool {
-    let Ok(copy) = map::copy_of(area) else { return false };
+fn put_copy_in_place(area: Area, sends: usize) -> Taken {
+    // ORDER: SeqCst, behind `severed`; pairs with `has_what_was_put`: what is told of is copied.
+    fence(Ordering::SeqCst);
+    let Ok(copy) = map::copy_of(area) else { return Taken::NotNow };
+    if !is_of_one_moment(area, copy, sends) {
+        // SAFETY: mapped just now and shown to nobody.
+        unsafe { map::unmap(copy) };
+        return Taken::NotStill;
+    }
     // SAFETY: two mappings of ours, of one size, with the same in them: who has a reference into the one reads and writes atomics of the other. Under the
     // locks, which are ours or of threads that wait for us, nothing changes; what others note there meanwhile is for the adapter.
     let placed = unsafe { map::put_in_place(copy, area) };
@@ -182,5 +227,45 @@ fn put_copy_in_place(area: Area) -> bool {
         // SAFETY: mapped just now and shown to nobody.
         unsafe { map::unmap(copy) };
     }
-    placed.is_ok()
+    if placed.is_ok() { Taken::Done } else { Taken::NotNow }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringlet_core::layout::Geometry;
+
+    /// Which of an end's words an adapter at work changes: each of them is seen, and none of the end's own.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_copy_is_of_one_moment() {
+        let geometry = Geometry::new(1 << 16).unwrap();
+        let bytes = geometry.segment_bytes();
+        let memory = map::sealed_memfd(c"moment", bytes, libc::F_SEAL_SEAL).unwrap();
+        let area = map::map_shared(memory, bytes, true).unwrap();
+        for sends in 0..2 {
+            let copy = map::copy_of(area).unwrap();
+            let same = || is_of_one_moment(area, copy, sends);
+            let (ours, theirs) = (control_offset(sends), control_offset(1 - sends));
+            let slots = |direction| geometry.slot_offset(direction, 0);
+            // (A look at all of the slots takes a while: so at some of them.)
+            let some = (SLOTS_OFFSET..geometry.data_offset(0)).step_by(4096 + 8);
+            for at in (0..SLOTS_OFFSET).step_by(8).chain(some) {
+                let within = |from: usize, len: usize| (from..from + len).contains(&at);
+                let adapters = within(ours, 256)
+                    || within(theirs + 256, 128)
+                    || within(slots(1 - sends), SLOT_COUNT * LINE_BYTES);
+                assert!(same());
+                let word = area.at::<AtomicU64>(at);
+                word.store(1, Ordering::Relaxed);
+                assert_eq!(same(), !adapters, "{at}");
+                word.store(0, Ordering::Relaxed);
+            }
+            // SAFETY: nobody looks there any more.
+            unsafe { map::unmap(copy) };
+        }
+        // SAFETY: as above.
+        unsafe { map::unmap(area) };
+        sys::close(memory);
+    }
 }
