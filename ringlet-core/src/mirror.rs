@@ -152,7 +152,7 @@ impl Asks for Control {
     }
 
     fn bytes_on_their_way(&self) -> u32 {
-        // ORDER: SeqCst; as above.
+        // ORDER: SeqCst; pairs with `end_byte`: the byte is there.
         self.serving.bytes.load(Ordering::SeqCst)
     }
 }

@@ -564,7 +564,7 @@ pub fn copy_of(area: Area) -> Sys<Area> {
     let copy = unsafe { Area::new(base.cast(), len) };
     for page in (0..len).step_by(PAGE_BYTES) {
         let words = || (page..len.min(page + PAGE_BYTES)).step_by(WORD);
-        // ORDER: Acquire; pairs with the Release of whoever published there.
+        // ORDER: Acquire; pairs with the Release of whoever published there, as `record::publish`.
         let word = |at: usize| area.at::<AtomicU64>(at).load(Ordering::Acquire);
         // (What is zero is so in fresh memory, which need not be held for it.)
         if words().all(|at| word(at) == 0) {

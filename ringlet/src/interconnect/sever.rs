@@ -201,7 +201,7 @@ fn is_of_one_moment(area: Area, copy: Area, sends: usize) -> bool {
         (base + at..base + end).step_by(size_of::<AtomicU64>())
     };
     let slots = SLOTS_OFFSET + (1 - sends) * SLOT_COUNT * LINE_BYTES;
-    // ORDER: a fence behind the copy, each word of which was read by Acquire: what stood before one of them is seen by now.
+    // ORDER: SeqCst, behind the copy, each word of which was read by Acquire (`map::copy_of`): what stood before one of them is seen by now.
     fence(Ordering::SeqCst);
     let mut words = part(sends, 0, offset_of!(Control, sender))
         .chain(part(1 - sends, offset_of!(Control, sender), offset_of!(Control, serving)))
@@ -212,7 +212,7 @@ fn is_of_one_moment(area: Area, copy: Area, sends: usize) -> bool {
 
 #[allow(unsafe_code)]
 fn put_copy_in_place(area: Area, sends: usize) -> Taken {
-    // ORDER: SeqCst, behind `severed`; pairs with `has_what_was_put`: what is told of is copied.
+    // ORDER: SeqCst, behind `severed`; pairs with `mirror::has_what_was_put`: what is told of is copied.
     fence(Ordering::SeqCst);
     let Ok(copy) = map::copy_of(area) else { return Taken::NotNow };
     if !is_of_one_moment(area, copy, sends) {
