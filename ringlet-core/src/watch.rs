@@ -53,7 +53,7 @@ impl Rest {
 #[derive(Default)]
 pub struct Told(PlainU64);
 
-/// What a look has seen of the ring, taken before the events are, so that whatever comes later is news to the next look.
+/// What a look has seen of the ring.
 #[derive(Clone, Copy, Default)]
 pub struct Seen {
     /// Behind the last record with bytes.
@@ -63,11 +63,19 @@ pub struct Seen {
 }
 
 impl Told {
-    pub fn look<M: RingMemory>(&self, rx: &Rx, memory: &M) -> Seen {
+    /// `events`: what can be reported. It is taken before the position is: a record that it tells of is no news to the next look. One that came
+    /// behind it stands in the ring before the report is out.
+    pub fn look<M: RingMemory, R>(
+        &self,
+        rx: &Rx,
+        memory: &M,
+        events: impl FnOnce() -> R,
+    ) -> (R, Seen) {
         let told = self.0.get();
+        let events = events();
         let position = rx.published_after(memory, told);
         // (Behind a mark that was passed there may be none. And who receives beside us has gone on.)
-        Seen { position, more: position > told.max(rx.position()) }
+        (events, Seen { position, more: position > told.max(rx.position()) })
     }
 
     pub fn get(&self) -> u64 {

@@ -181,8 +181,9 @@ impl Set {
 impl Connection {
     /// `look::look`, of which the position is told if it is reported.
     fn look(&self, watch: &Watch) -> Option<u64> {
-        let seen = watch.told.look(&self.rx, &*self.memory);
-        let ready = self.rx.has_bytes(&*self.memory) && !watch.disabled;
+        let (ready, seen) = watch
+            .told
+            .look(&self.rx, &*self.memory, || self.rx.has_bytes(&*self.memory) && !watch.disabled);
         (ready && (watch.fresh || seen.more)).then_some(seen.position)
     }
 
@@ -575,6 +576,35 @@ fn two_senders_and_three_waiters_where_it_rests() {
 #[test]
 fn two_senders_and_three_waiters_by_an_eventfd() {
     senders_and_waiters(How { cools: false, by_event: true, ..COOLS });
+}
+
+/// A record comes while a registration is armed anew and asked for by two threads: it is told once.
+#[test]
+fn record_beside_a_look_is_told_once() {
+    for cools in [false, true] {
+        model(move || {
+            let (mut sender, connection) = Sender::new(&[How { cools, ..COOLS }]);
+            let told = Arc::new(AtomicU32::new(0));
+            let asks = |connection: Arc<Connection>, told: Arc<AtomicU32>| {
+                move || {
+                    for _ in 0..2 {
+                        told.fetch_add(
+                            connection.wait(&connection.sets[0], false) as u32,
+                            Ordering::AcqRel,
+                        );
+                    }
+                }
+            };
+            connection.modify(&connection.sets[0]);
+            let other = thread::spawn(asks(connection.clone(), told.clone()));
+            let sending = thread::spawn(move || sender.send());
+            asks(connection.clone(), told.clone())();
+            other.join().unwrap();
+            sending.join().unwrap();
+            let last = connection.wait(&connection.sets[0], false) as u32;
+            assert_eq!(told.load(Ordering::Acquire) + last, 1, "not told once");
+        });
+    }
 }
 
 /// The set is in another one, in which a thread sleeps.

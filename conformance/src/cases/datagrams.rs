@@ -10,6 +10,9 @@ use crate::case::*;
 use crate::rare;
 use crate::sys::{self, Errno, Fd};
 
+/// Enough for a datagram to come between two steps of a look at its socket.
+const ROUNDS: usize = 5_000;
+
 /// One side's socket, and the other side's address as this one sees it.
 #[derive(Clone, Copy)]
 struct Port {
@@ -553,6 +556,38 @@ pub const CASES: &[Case] = &[
     )
     .internet_only()
     .each_side(),
+    pair(
+        "datagrams/edge_beside_a_wait",
+        "an edge that comes just as it is asked for anew is told once",
+        |a| {
+            let port = moved(a);
+            for _ in 0..ROUNDS {
+                sys::recv_from(port.end.0, 8, 0).expect("received");
+                sys::sendto(port.end.0, b"x", 0, port.other).expect("sent");
+            }
+            a.sync();
+        },
+        |b| {
+            let port = moved(b);
+            let set = sys::epoll_create().expect("a set");
+            let events = IN | libc::EPOLLET as u32;
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, port.end.0, events, 9).expect("added");
+            let mut told = [0; 2];
+            for _ in 0..ROUNDS {
+                sys::sendto(port.end.0, b"x", 0, port.other).expect("sent");
+                sys::epoll_ctl(set, libc::EPOLL_CTL_MOD, port.end.0, events, 9).expect("asked");
+                for (told, ms) in told.iter_mut().zip([PATIENCE_MS, 0]) {
+                    *told += sys::epoll_wait(set, 4, ms).expect("a wait").len();
+                }
+                sys::recv_from(port.end.0, 8, 0).expect("received");
+            }
+            record("told, and told twice", sys::R::Ok(format!("{told:?}")));
+            b.sync();
+        },
+    )
+    // (Of what comes by the kernel there is no count: the kernel's edge may come behind a look that has found it.)
+    .steady()
+    .internet_only(),
     pair(
         "datagrams/epoll_oneshot",
         "a one-shot registration reports once until it is armed again",

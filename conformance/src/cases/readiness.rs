@@ -1604,6 +1604,34 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "readiness/edge_beside_a_wait",
+        "an edge that comes just as it is asked for anew is told once",
+        |a| {
+            let end = a.moved();
+            for _ in 0..BUSY_ROUNDS {
+                recv_exact(end, 1).expect("recv");
+                sys::send(end.0, b"x", 0).expect("send");
+            }
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN | ET);
+            let mut twice = 0;
+            for _ in 0..BUSY_ROUNDS {
+                sys::send(end.0, b"x", 0).expect("send");
+                set.modify(end.0, IN | ET, 1).expect("epoll_ctl");
+                set.wake();
+                twice += sys::epoll_wait(set.0, 4, 0).expect("epoll_wait").len();
+                recv_exact(end, 1).expect("recv");
+            }
+            record("told twice", R::Ok(twice));
+            b.sync();
+        },
+    )
+    .all_families()
+    .packets_too(),
+    pair(
         "readiness/edge_behind_a_receive",
         "an edge of a connection that was quiet for long, and then read before a wait has told of it",
         |a| {

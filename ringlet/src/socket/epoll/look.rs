@@ -16,7 +16,7 @@ use ringlet_core::watch::Told;
 pub(super) struct Look {
     /// The events that a wait would report now.
     pub(super) events: u32,
-    /// Edge-triggered: how far it saw. All of this is taken before the events, so that whatever comes later is news to the next look.
+    /// Edge-triggered: how far it saw. What the events tell of is within: none of it is news to the next look.
     pub(super) position: u64,
     pub(super) epoch: u32,
     /// Are there bytes that were not reported, or datagrams?
@@ -43,8 +43,7 @@ pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
         look.events = mask_of(socket, asked);
         return look;
     }
-    look.begin(socket, watch);
-    let mask = look.mask_with_ends(socket, asked);
+    let mask = look.begin(socket, watch, asked);
     look.end(socket, mask);
     if mask != 0 && look.is_news(socket, watch, mask) {
         look.events = mask;
@@ -58,30 +57,34 @@ fn mask_of(socket: &Socket, asked: u32) -> u32 {
 
 fn look_at_lanes(socket: &Socket, watch: &Watch, asked: u32) -> Look {
     let edge = asked & EPOLLET != 0;
-    let position = if edge { datagram::arrivals(socket) } else { 0 };
+    let mut position = if edge { datagram::arrivals(socket) } else { 0 };
     let more = edge && position != watch.seen.get();
     let mask = datagram::poll_mask(socket, asked as u16 as i16) as u16 as u32;
+    if edge && mask & EPOLLREAD != 0 {
+        // One that came in between is told of with these.
+        position = datagram::arrivals(socket);
+    }
     let news = !edge || watch.fresh.is() || watch.told.is() || more;
     Look { events: if news { mask } else { 0 }, position, more, ..Look::default() }
 }
 
 impl Look {
-    fn begin(&mut self, socket: &Socket, watch: &Watch) {
+    /// The events, whether they are news or not.
+    fn begin(&mut self, socket: &Socket, watch: &Watch, asked: u32) -> u32 {
         let end = socket.end();
         self.room = end.room_news.get();
         self.no_space = end.no_space.get();
         self.epoch = socket.epoch.get();
-        if let Some(incoming) = socket.incoming() {
-            // (Of a segment that came in the place of another one nothing was told.)
-            let seen = match watch.seen_epoch.get() == self.epoch {
-                true => watch.seen.look(&end.rx, &incoming),
-                false => Told::default().look(&end.rx, &incoming),
-            };
-            (self.position, self.more) = (seen.position, seen.more);
-        }
         if watch.told.get() & EPOLLIN != 0 {
             self.received = received_by_kernel(socket);
         }
+        let Some(incoming) = socket.incoming() else { return self.mask_with_ends(socket, asked) };
+        // (Of a segment that came in the place of another one nothing was told.)
+        let none = Told::default();
+        let told = if watch.seen_epoch.get() == self.epoch { &watch.seen } else { &none };
+        let (mask, seen) = told.look(&end.rx, &incoming, || self.mask_with_ends(socket, asked));
+        (self.position, self.more) = (seen.position, seen.more);
+        mask
     }
 
     fn mask_with_ends(&mut self, socket: &Socket, asked: u32) -> u32 {
@@ -128,15 +131,12 @@ impl Look {
     }
 
     /// What the kernel has of the stream is asked for only where something is about to be reported: then the events are looked at
-    /// once more.
+    /// once more. (What it had before the events is less than what they tell of.)
     fn begin_in_kernel(&mut self, socket: &Socket, watch: &Watch) {
         let end = socket.end();
         let mark_ahead =
             || socket.incoming().is_some_and(|ring| end.rx.mark_ahead(&ring).is_some());
-        if self.events & EPOLLREAD != 0
-            && self.received.is_none()
-            && (end.receiving() != Receiving::Ring || mark_ahead())
-        {
+        if self.events & EPOLLREAD != 0 && (end.receiving() != Receiving::Ring || mark_ahead()) {
             self.received = received_by_kernel(socket);
             self.events = self.mask_with_ends(socket, watch.events.get());
         }
