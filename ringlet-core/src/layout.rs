@@ -27,7 +27,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
@@ -157,7 +157,9 @@ pub struct Receiver {
     pub parted: AtomicU32,
     /// Doorbell bytes that the adapter has put on the kernel connection since the last `Start`.
     pub bells_put: AtomicU64,
-    _local: [AtomicU64; 3],
+    /// The connection's bit on the receiver's ready board, as long as a wish says `WANT_READY`.
+    pub lane: AtomicU64,
+    _local: [AtomicU64; 2],
 }
 
 /// What the sender says of itself, and has ended; and its interrupt flag.
@@ -225,6 +227,8 @@ pub const SHUT_UNREAD: u32 = 3;
 pub const WANT_NOTHING: u32 = 0;
 pub const WANT_BYTE: u32 = 1;
 pub const WANT_EVENT: u32 = 2;
+/// By a bit on the ready board of my home context, and then as its interrupt flag says (`ready`). Only for data.
+pub const WANT_READY: u32 = 4;
 /// Values of `Sender::attached`, once it is: by what the sender rings. The context's eventfd rings when its page says so, a bell by name when a
 /// wish says `WANT_EVENT`.
 pub const RINGS_BY_BYTE: u32 = WANT_BYTE;
@@ -235,6 +239,7 @@ pub const RINGS_BY_NAME: u32 = 3;
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Control>() == 512);
+    assert!(offset_of!(ReadyBoard, lanes) == PAGE_BYTES);
     assert!(offset_of!(Receiver, want_data) == LINE_BYTES && size_of::<Receiver>() == APART_BYTES);
     assert!(offset_of!(Sender, want_room) == LINE_BYTES && size_of::<Sender>() == APART_BYTES);
 };
@@ -265,6 +270,22 @@ pub struct Ready {
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Ready {}
+
+/// Connections that a ready board can tell apart.
+pub const BOARD_LANE_COUNT: usize = 65_536;
+
+/// The ready board of a context (`ready`): a memfd of its own, which the context's process and peers that could kill it write to.
+#[repr(C, align(4096))]
+pub struct ReadyBoard {
+    pub top: AtomicU64,
+    /// (In one line with the top, for the first 28,672 lanes.)
+    pub middle: [AtomicU64; BOARD_LANE_COUNT / 64 / 64],
+    _page: [AtomicU64; PAGE_BYTES / 8 - 1 - BOARD_LANE_COUNT / 64 / 64],
+    pub lanes: [AtomicU64; BOARD_LANE_COUNT / 64],
+}
+
+// SAFETY: atomics only; all bit patterns valid.
+unsafe impl Shared for ReadyBoard {}
 
 /// Sizes of a segment, from one number; checked when it comes from a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

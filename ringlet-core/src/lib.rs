@@ -15,6 +15,7 @@ pub mod mapped;
 pub mod memory;
 pub mod mirror;
 pub mod queue;
+pub mod ready;
 pub mod record;
 pub mod reflect;
 pub mod ring;

@@ -10,8 +10,9 @@ mod model;
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 use model::{Memory, Wishes, model, model_of};
-use ringlet_core::layout::WANT_BYTE;
+use ringlet_core::layout::{WANT_BYTE, WANT_READY};
 use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::ready::Board;
 use ringlet_core::ring::{Next, Rx, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
 use ringlet_core::wait::*;
@@ -28,6 +29,10 @@ struct Without {
     renewing: bool,
     /// Who arms a registration again wakes a sleeper.
     kicking: bool,
+    /// A sender announces before it looks at the flag.
+    announcing_first: bool,
+    /// Who is about to sleep looks at the board.
+    looking_at_the_board: bool,
 }
 
 /// How the set is used.
@@ -37,6 +42,8 @@ struct How {
     cools: bool,
     /// The sender rings the set's eventfd, not by a byte.
     by_event: bool,
+    /// What rests is announced on the set's ready board.
+    by_board: bool,
     one_shot: bool,
     without: Without,
 }
@@ -69,6 +76,7 @@ struct Set {
     watch: Mutex<Watch>,
     rests: Rest,
     flag: AtomicU64,
+    board: [AtomicU64; 3],
     taken: AtomicU32,
     kernel: KernelSet,
 }
@@ -97,6 +105,7 @@ impl Sender {
             watch: Mutex::new(Watch { hot: true, ..Watch::default() }),
             rests: Rest::default(),
             flag: AtomicU64::new(0),
+            board: std::array::from_fn(|_| AtomicU64::new(0)),
             taken: AtomicU32::new(0),
             kernel: KernelSet::default(),
         });
@@ -119,13 +128,22 @@ impl Sender {
         let mut from = unsafe { Buffers::new(&list) };
         assert_eq!(self.tx.push(&*self.connection.memory, &mut from), 1);
         let connection = &self.connection;
-        if connection.sets[0].how.by_event
-            && let Some(value) = armed(&connection.sets[0].flag, self.rung)
+        let set = &connection.sets[0];
+        let how = connection.wishes.wish().granted_by_sender();
+        let announced = how & WANT_READY != 0;
+        if announced && !set.how.without.announcing_first {
+            set.board().announce(LANE);
+        }
+        if set.how.by_event
+            && let Some(value) = armed(&set.flag, self.rung)
         {
             self.rung = value;
-            connection.sets[0].kick();
+            set.kick();
         }
-        if connection.wishes.wish().granted_by_sender() & WANT_BYTE != 0 {
+        if announced && set.how.without.announcing_first {
+            set.board().announce(LANE);
+        }
+        if how & WANT_BYTE != 0 {
             *connection.bytes.lock().unwrap() += 1;
             for set in &connection.sets {
                 set.kernel.state.lock().unwrap().edge = true;
@@ -136,6 +154,11 @@ impl Sender {
 }
 
 impl Set {
+    fn board(&self) -> Board<'_> {
+        let [top, middle, lanes] = &self.board;
+        Board { top, middle: std::slice::from_ref(middle), lanes: std::slice::from_ref(lanes) }
+    }
+
     /// `bells::kick`.
     fn kick(&self) {
         self.kernel.state.lock().unwrap().rung = true;
@@ -188,6 +211,9 @@ impl Connection {
     }
 
     fn any_ready(&self, set: &Set) -> bool {
+        if set.how.by_board && set.board().announced() && !set.how.without.looking_at_the_board {
+            return true;
+        }
         let watch = set.watch.lock().unwrap();
         watch.hot && self.look(&watch).is_some()
     }
@@ -203,6 +229,12 @@ impl Connection {
     /// `harvest::harvest`.
     fn harvest(&self, set: &Set) -> bool {
         let mut watch = set.watch.lock().unwrap();
+        if set.how.by_board && set.board().announced() {
+            set.board().collect(|lane| {
+                assert_eq!(lane, LANE);
+                set.heat(&mut watch);
+            });
+        }
         if !watch.hot {
             return false;
         }
@@ -213,7 +245,8 @@ impl Connection {
             return true;
         }
         if set.how.cools {
-            let wish = || self.wishes.wish().want(WANT_BYTE);
+            let how = if set.how.by_board { WANT_READY } else { WANT_BYTE };
+            let wish = || self.wishes.wish().want(how);
             let found = || self.look(&watch).is_some();
             watch.hot = if set.how.without.resting_first {
                 wish();
@@ -380,14 +413,23 @@ fn sleeper_beside(sets: &'static [How], beside: fn(&Connection) -> bool) {
 const COOLS: How = How {
     cools: true,
     by_event: false,
+    by_board: false,
     one_shot: false,
     without: Without {
         asking_who_rests: false,
         resting_first: false,
         renewing: false,
         kicking: false,
+        announcing_first: false,
+        looking_at_the_board: false,
     },
 };
+
+/// It rests, and is announced on the board.
+const BY_BOARD: How = How { by_event: true, by_board: true, ..COOLS };
+
+/// Of the one connection.
+const LANE: usize = 5;
 
 /// As a program that reads until there is no more, without having been told.
 fn receives(connection: &Connection) -> bool {
@@ -578,12 +620,93 @@ fn two_senders_and_three_waiters_by_an_eventfd() {
     senders_and_waiters(How { cools: false, by_event: true, ..COOLS });
 }
 
+#[test]
+fn two_senders_and_three_waiters_by_the_board() {
+    senders_and_waiters(BY_BOARD);
+}
+
+#[test]
+fn board_beside_one_who_polls() {
+    sleeper_beside(&[BY_BOARD], polls);
+}
+
+#[test]
+fn board_beside_a_receive() {
+    sleeper_beside(&[BY_BOARD], receives);
+}
+
+#[test]
+fn one_shot_by_the_board() {
+    one_shot(BY_BOARD);
+}
+
+/// As by forks that share the connection: one is told by the board, the other one by a byte.
+#[test]
+fn board_beside_one_in_another_set() {
+    sleeper_beside(&[BY_BOARD, COOLS], polls);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn announced_behind_the_flag() {
+    const HOW: How =
+        How { without: Without { announcing_first: true, ..COOLS.without }, ..BY_BOARD };
+    sleeper_beside(&[HOW], nothing);
+}
+
+#[test]
+fn a_sender_must_announce_before_it_looks_at_the_flag() {
+    deadlocks("announced_behind_the_flag");
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn asleep_beside_a_full_board() {
+    const HOW: How =
+        How { without: Without { looking_at_the_board: true, ..COOLS.without }, ..BY_BOARD };
+    sleeper_beside(&[HOW], nothing);
+}
+
+#[test]
+fn who_sleeps_must_look_at_the_board() {
+    deadlocks("asleep_beside_a_full_board");
+}
+
+fn nothing(_: &Connection) -> bool {
+    false
+}
+
+/// Two senders announce two connections of one word while they are collected: none is lost, at whatever level the other one was.
+#[test]
+fn two_announce_at_once() {
+    model(|| {
+        let words: Arc<[AtomicU64; 3]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        fn board(words: &[AtomicU64; 3]) -> Board<'_> {
+            let [top, middle, lanes] = words;
+            Board { top, middle: std::slice::from_ref(middle), lanes: std::slice::from_ref(lanes) }
+        }
+        let senders: Vec<_> = (0..2)
+            .map(|lane| {
+                let words = words.clone();
+                thread::spawn(move || board(&words).announce(lane))
+            })
+            .collect();
+        let mut found = 0u32;
+        board(&words).collect(|lane| found |= 1 << lane);
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+        if board(&words).announced() {
+            board(&words).collect(|lane| found |= 1 << lane);
+        }
+        assert_eq!(found, 0b11);
+    });
+}
+
 /// A record comes while a registration is armed anew and asked for by two threads: it is told once.
 #[test]
 fn record_beside_a_look_is_told_once() {
-    for cools in [false, true] {
+    for how in [How { cools: false, ..COOLS }, COOLS, BY_BOARD] {
         model(move || {
-            let (mut sender, connection) = Sender::new(&[How { cools, ..COOLS }]);
+            let (mut sender, connection) = Sender::new(&[how]);
             let told = Arc::new(AtomicU32::new(0));
             let asks = |connection: Arc<Connection>, told: Arc<AtomicU32>| {
                 move || {

@@ -134,7 +134,8 @@ fn introduce_by(
     let Some([segment, eventfd, page]) = fds.take_all(0) else {
         return Err(if fds.truncated { Reason::NoDescriptor } else { Reason::NoAdapter });
     };
-    let bell = context::keep(adapter.pid, linked.process, linked.context, eventfd, page);
+    let bell = [eventfd, page];
+    let bell = context::keep(adapter.pid, linked.process, linked.context, bell, None);
     let Some(bell) = bell else {
         sys::close(segment);
         return Err(Reason::NoDescriptor);

@@ -5,6 +5,8 @@
 //! that could as well send us a signal, and we them: who holds an eventfd can make a ringer block, and its last close (`apart`). Others are told
 //! the address of a second bell of the context, which is rung by its name (`bell`), when a connection's own wish says so. Where that can't be had
 //! or rung, and for whoever sleeps in another context than the connection's home, a byte on the kernel connection wakes.
+//!
+//! Who gets the eventfd of an epoll set gets its ready board too, on which a sender says which connection has something (`ready`).
 
 use super::table::{Socket, Tables, tables};
 use crate::local::{self, Local};
@@ -12,8 +14,9 @@ use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{P32, P64};
 use crate::thread;
-use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME};
+use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME, ReadyBoard};
 use ringlet_core::memory::Area;
+use ringlet_core::ready::Board;
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
 use ringlet_linux::bell::{self, Address};
@@ -43,6 +46,9 @@ struct Context {
     heard: P32,
     /// Strangers may be told of it.
     barred: P32,
+    /// Of a set: its ready board, which stays with the place, 0 if there is none; and its memfd.
+    board: AtomicUsize,
+    board_memfd: P32,
 }
 
 impl Context {
@@ -88,6 +94,8 @@ pub struct Bell {
     eventfd: P32,
     address: BellAddress,
     page: AtomicUsize,
+    /// The ready board of the peer's context; 0 if it gave none.
+    board: AtomicUsize,
     users: P32,
     /// Threads between the look at `eventfd` and their write to it.
     ringing: AtomicU32,
@@ -202,6 +210,10 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         if context.named.is() {
             tables.close_hidden(context.named.swap(0) as i32);
         }
+        if context.board_memfd.is() {
+            tables.close_hidden(context.board_memfd.swap(0) as i32);
+        }
+        context.board.store(0, Ordering::Relaxed);
         context.owner.set(0);
     }
     for bell in &all.bells()[1..] {
@@ -243,6 +255,7 @@ pub struct Card {
     pub context: u32,
     pub eventfd: i32,
     pub page_memfd: i32,
+    pub board_memfd: Option<i32>,
 }
 
 fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
@@ -261,6 +274,24 @@ fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
     ours.memfd.set(memfd as u32);
     ours.process.set(u64::from_ne_bytes(random));
     ours.page.store(area.base() as usize, Ordering::Release);
+    Some(())
+}
+
+/// A ready board for the context of a set. (Without one, who rests there is woken by bytes.)
+fn make_board(tables: &Tables, context: &Context) -> Option<()> {
+    if context.board.load(Ordering::Acquire) != 0 || fd::share() < LOAD_SHARE {
+        return None;
+    }
+    let bytes = size_of::<ReadyBoard>();
+    let memfd =
+        map::sealed_memfd(c"ringlet-ready", bytes, libc::F_SEAL_SEAL).and_then(fd::hide).ok()?;
+    let Ok(area) = map::map_shared(memfd, bytes, true) else {
+        sys::close(memfd);
+        return None;
+    };
+    tables.hide(memfd);
+    context.board_memfd.set(memfd as u32);
+    context.board.store(area.base() as usize, Ordering::Release);
     Some(())
 }
 
@@ -290,6 +321,9 @@ fn context_of(owner: u32) -> Option<u32> {
         let eventfd = fd::eventfd().ok()?;
         tables.hide(eventfd);
         context.eventfd.set(eventfd as u32);
+    }
+    if owner & SET_OWNER != 0 {
+        let _ = make_board(tables, context);
     }
     context.owner.set(owner);
     Some(at as u32 + 1)
@@ -457,7 +491,37 @@ pub fn card(context: u32) -> Option<Card> {
         context,
         eventfd: eventfd_of(context),
         page_memfd: all.ours[0].memfd.get() as i32,
+        board_memfd: Some(all.contexts[context as usize - 1].board_memfd.get() as i32)
+            .filter(|memfd| *memfd != 0),
     })
+}
+
+/// The ready board of a context of ours, if it has one.
+#[inline(always)]
+pub fn board_of(context: u32) -> Option<Board<'static>> {
+    board_at(numbered(context)?.board.load(Ordering::Acquire))
+}
+
+#[allow(unsafe_code)]
+#[inline(always)]
+fn board_at(base: usize) -> Option<Board<'static>> {
+    if base == 0 {
+        return None;
+    }
+    // SAFETY: ours is mapped for good (a fork forgets it, which only leaves a mapping behind), a peer's as long as its bell has users, and
+    // the socket for which it is asked is one.
+    let area = unsafe { Area::new(base as *mut u8, size_of::<ReadyBoard>()) };
+    Some(area.at::<ReadyBoard>(0).into())
+}
+
+/// After publishing for `socket`'s peer, which wished for it: says so on the ready board of its home context. False if it has none.
+pub fn announce(socket: &Socket, lane: u64) -> bool {
+    let (bell, Some(all)) = (socket.bell.get(), CONTEXTS.get()) else { return false };
+    let Some(board) = board_at(all.bells[bell as usize].board.load(Ordering::Acquire)) else {
+        return false;
+    };
+    board.announce(lane as usize);
+    true
 }
 
 pub fn arm(context: u32) {
@@ -503,7 +567,13 @@ pub fn has_sleepers(context: u32) -> bool {
 }
 
 /// Keeps a card of the peer `pid`, or finds that we hold it already. Takes the descriptors, if they are what they should be.
-pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
+pub fn keep(
+    pid: i32,
+    process: u64,
+    context: u32,
+    [eventfd, page_memfd]: [i32; 2],
+    board_memfd: Option<i32>,
+) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     // Nobody else is trusted with a bell.
     let user = sys::geteuid();
@@ -512,12 +582,15 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         true => sys::close(eventfd),
         false => apart::close_foreign(eventfd, user),
     };
-    let close_both = || {
+    let close_board =
+        || board_memfd.into_iter().for_each(|memfd| apart::close_foreign(memfd, user));
+    let close_all = || {
         close_eventfd();
         apart::close_foreign(page_memfd, user);
+        close_board();
     };
     let Some(_held) = all.lock[0].take() else {
-        close_both();
+        close_all();
         return None;
     };
     // Who claims to be another process must not be rung in its place. A pid that we can't see is nobody's.
@@ -526,7 +599,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         bell.users.is() && pid != 0 && owner && bell.context.get() == context
     };
     if let Some(found) = all.bells()[1..].iter().position(same) {
-        close_both();
+        close_all();
         all.bells[found + 1].users.add(1);
         return Some(found as u32 + 1);
     }
@@ -538,15 +611,21 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     let free = all.bells[1..].iter().take(used).position(|bell| !bell.users.is());
     let sane = sane && held < fd::share();
     let (true, Some(at)) = (sane, free) else {
-        close_both();
+        close_all();
         return None;
     };
     let Ok(eventfd) = fd::hide(eventfd) else {
         apart::close_foreign(page_memfd, user);
+        close_board();
         return None;
     };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
     apart::close_foreign(page_memfd, user);
+    let bytes = size_of::<ReadyBoard>();
+    let board = board_memfd
+        .filter(|memfd| mapped.is_ok() && map::sealed_size(*memfd) == Ok(bytes))
+        .and_then(|memfd| map::map_shared(memfd, bytes, true).ok());
+    close_board();
     let Ok(area) = mapped else {
         sys::close(eventfd);
         return None;
@@ -558,6 +637,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     bell.pid.set(pid as u32);
     bell.context.set(context);
     bell.eventfd.set(eventfd as u32);
+    bell.board.store(board.map_or(0, |board| board.base() as usize), Ordering::Release);
     bell.page.store(area.base() as usize, Ordering::Release);
     bell.users.set(1);
     Some(at as u32 + 1)
@@ -658,12 +738,13 @@ pub fn release(bell: u32) {
     if bell.users.add(u32::MAX) == 0 {
         tables.close_hidden(bell.eventfd.get() as i32);
         bell.address.set(&Address::default());
-        let page = bell.page.swap(0, Ordering::AcqRel);
-        if page == 0 {
-            return;
+        for (mapped, bytes) in [(&bell.page, PAGE_BYTES), (&bell.board, size_of::<ReadyBoard>())] {
+            let base = mapped.swap(0, Ordering::AcqRel);
+            if base != 0 {
+                // SAFETY: a mapping of this bell's; its last user is gone, and only users look at it.
+                unsafe { map::unmap(Area::new(base as *mut u8, bytes)) };
+            }
         }
-        // SAFETY: the page of this bell; its last user is gone, and only users look at it.
-        unsafe { map::unmap(Area::new(page as *mut u8, PAGE_BYTES)) };
     }
 }
 
@@ -715,8 +796,9 @@ pub fn move_away(
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
     let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
     let contexts = all.contexts.iter().filter(|context| context.owner.is());
-    let contexts =
-        contexts.flat_map(|context| [&context.eventfd, &context.named]).filter(|word| word.is());
+    let contexts = contexts
+        .flat_map(|context| [&context.eventfd, &context.named, &context.board_memfd])
+        .filter(|word| word.is());
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)

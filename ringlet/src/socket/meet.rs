@@ -705,7 +705,7 @@ fn say(
         process: card.as_ref().map_or(0, |card| card.process),
         ..Message::default()
     };
-    let mut fds = [0; 3];
+    let mut fds = [0; rendezvous::MAX_FDS];
     let mut count = 0;
     let mut put = |fd| {
         fds[count] = fd;
@@ -715,6 +715,7 @@ fn say(
     if let Some(card) = &card {
         put(card.eventfd);
         put(card.page_memfd);
+        card.board_memfd.into_iter().for_each(put);
     }
     match &card {
         Some(card) => socket.home.set(card.context),
@@ -1077,8 +1078,9 @@ fn keep_bell(
     if message.context == 0 || !trusts(socket, peer) {
         return;
     }
-    let Some([eventfd, page]) = fds.take_all(from) else { return };
-    if let Some(bell) = context::keep(peer.pid, message.process, message.context, eventfd, page) {
+    let Some(bell) = fds.take_all(from) else { return };
+    let board = fds.take(from + 2);
+    if let Some(bell) = context::keep(peer.pid, message.process, message.context, bell, board) {
         socket.bell.set(bell);
     }
 }

@@ -10,7 +10,7 @@ use crate::interconnect::{Interconnect, mirrored, sever};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Seen, Sender};
-use ringlet_core::layout::{Control, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{Control, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT, WANT_READY};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -469,18 +469,28 @@ fn show_path(socket: &Socket, end: &End) {
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     crate::step!();
+    let mut how = ring.control().data_wish().granted_by_sender();
+    if how & WANT_READY != 0 && announce(socket, ring) {
+        how &= !WANT_READY;
+    }
     let rung = context::ring_if_armed(socket);
-    let how = ring.control().data_wish().granted_by_sender();
     if how != 0 {
-        // (Whose bell does not take the ring hears a byte.)
+        // (Whose bell or board does not take it hears a byte.)
         let heard = how & WANT_EVENT == 0 || context::ring(socket);
-        if how & WANT_BYTE != 0 || !heard {
+        if how & (WANT_BYTE | WANT_READY) != 0 || !heard {
             ring_byte(socket, ring);
         }
     }
     if rung || how != 0 {
         count_bell(socket);
     }
+}
+
+/// Before the look at the flag of the receiver's context.
+#[cold]
+fn announce(socket: &Socket, ring: &SegmentRing) -> bool {
+    // ORDER: Relaxed; behind the look that has found the wish, before which it was written (`wait::want_ready`).
+    context::announce(socket, ring.control().receiver.lane.load(Ordering::Relaxed))
 }
 
 /// After a release: wakes a sender that waits for room.

@@ -2,7 +2,7 @@
 
 use super::bells::{Armed, disarm};
 use super::elder::has_elder;
-use super::hot::for_each_hot;
+use super::hot::{board_of, for_each_hot};
 use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set};
@@ -133,6 +133,27 @@ pub(super) fn want(socket: &Socket, room: bool) {
     } else {
         wait::want_bytes(socket, true, room);
     }
+}
+
+/// The same, of a watch of this set that is looked at no more: where the peer has the set's ready board, it says there that there is something.
+pub(super) fn want_at_rest(tables: &Tables, set: &Set, socket: &Socket, room: bool) {
+    if has_board(set, socket) {
+        wait::want_ready(socket, tables.index_of(socket));
+        wait::want_bytes(socket, false, room);
+    } else {
+        want(socket, room);
+    }
+}
+
+/// Does the peer of this socket have the ready board of the set's context, and ring that?
+pub(super) fn has_board(set: &Set, socket: &Socket) -> bool {
+    let home = socket.home.get();
+    home != 0
+        && home == set.context.get()
+        && !socket.has_datagrams()
+        && !socket.end().mirrored.is()
+        && wait::rings_home(socket)
+        && board_of(set).is_some()
 }
 
 /// Is a socket with this home woken by the bell by name of this set's context?

@@ -1,7 +1,7 @@
 //! Collecting what rings hold.
 
-use super::arm::want;
-use super::hot::{append, cool, heat_set, is_active, rest, unlink};
+use super::arm::{has_board, want_at_rest};
+use super::hot::{append, collect, cool, heat_set, is_active, rest, unlink};
 use super::look::{Look, look, reported, see};
 use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
 use super::set::{
@@ -22,6 +22,10 @@ use ringlet_linux::sys;
 const HOT_COUNT: u32 = 1;
 const COOL_AFTER_LOOKS: u32 = 4096;
 const COOL_AFTER_WAITS_MIN: u32 = 16;
+
+/// Where the peer says by the ready board that there is something, that costs what a few looks do.
+const COOL_BY_BOARD_AFTER_LOOKS: u32 = 64;
+const COOL_BY_BOARD_AFTER_WAITS_MIN: u32 = 4;
 
 /// And so after waits that found nothing at all: a loop with a timer would look at its idle connections for ever. Each has looked
 /// at all of them some times before it slept, so fewer are as dear.
@@ -103,6 +107,7 @@ pub(super) fn harvest_turn_at(
     if set.all_hot.is() {
         heat_set(tables, set);
     }
+    collect(tables, set);
     let turn = set.turn.get();
     let socket_of = |watch: &Watch| tables.sockets.at(watch.socket.get() as usize);
     // (A neighbour that has just come to the ring rings too.)
@@ -185,11 +190,14 @@ pub(super) fn harvest_turn_at(
 
 /// Has it had nothing for so many waits that looking at it costs more than a doorbell?
 #[inline(always)]
-fn is_idle(set: &Set, watch: &Watch, hot: u32) -> bool {
-    let patience = |looks: u32| (looks / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
-    set.fruitful.get().wrapping_sub(watch.active_at.get()) > patience(COOL_AFTER_LOOKS)
-        || set.fruitless.get().wrapping_sub(watch.active_at_fruitless.get())
-            > patience(COOL_AFTER_FRUITLESS)
+fn is_idle(set: &Set, watch: &Watch, socket: &Socket, hot: u32) -> bool {
+    let patience = |looks: u32, least: u32| (looks / hot.max(1)).max(least);
+    let fruitful = set.fruitful.get().wrapping_sub(watch.active_at.get());
+    let fruitless = set.fruitless.get().wrapping_sub(watch.active_at_fruitless.get());
+    fruitful > patience(COOL_AFTER_LOOKS, COOL_AFTER_WAITS_MIN)
+        || fruitless > patience(COOL_AFTER_FRUITLESS, COOL_AFTER_WAITS_MIN)
+        || fruitful > patience(COOL_BY_BOARD_AFTER_LOOKS, COOL_BY_BOARD_AFTER_WAITS_MIN)
+            && has_board(set, socket)
 }
 
 /// A wait on the set is over, and has found nothing.
@@ -207,6 +215,7 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
     if set.all_hot.is() {
         heat_set(tables, set);
     }
+    collect(tables, set);
     let mut found = 0;
     let (mut first, mut now) = ([(0, 0); IN_ORDER_MOST], 0);
     let mut index = set.hot_first.get();
@@ -247,7 +256,11 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
                 watch.linked.set(0);
             }
             let hot = set.hot_count.get();
-            if hot > HOT_COUNT && is_idle(set, watch, hot) && !set.nested.is() && !set.elder.is() {
+            if hot > HOT_COUNT
+                && is_idle(set, watch, socket, hot)
+                && !set.nested.is()
+                && !set.elder.is()
+            {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
                 // fills the ring behind this heats the watch.)
@@ -258,7 +271,7 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
                     }
                     look(tables, watch).events != 0 || untold
                 };
-                rest(set, watch, || want(socket, room), found);
+                rest(set, watch, || want_at_rest(tables, set, socket, room), found);
             }
         }
         index = next;

@@ -1,8 +1,10 @@
 //! The hot list of a set: the watches that may be ready or were lately.
 
 use super::bells::MARK;
-use super::set::{self, Set, Watch, is_marked_unmoved, is_named, watches};
+use super::set::{self, Set, Watch, is_marked_unmoved, is_named, is_of, watches};
+use crate::socket::context;
 use crate::socket::table::{Socket, Tables};
+use ringlet_core::ready::Board;
 use ringlet_linux::fd::{self, epoll_event};
 
 /// It was ready, or is about to be, after so many waits.
@@ -64,6 +66,35 @@ pub fn leave_amid(set: u32) {
     core::mem::forget(set.take());
     set.hot_first.set(0);
     set.hot_last.set(0);
+}
+
+/// Puts those on the hot list that have something by the ready board of the set's context. Set lock held.
+#[inline(always)]
+pub(super) fn collect(tables: &Tables, set: &Set) {
+    if let Some(board) = board_of(set).filter(|board| board.announced()) {
+        collect_from(tables, set, board);
+    }
+}
+
+#[cold]
+fn collect_from(tables: &Tables, set: &Set, board: Board<'_>) {
+    board.collect(|lane| {
+        // (Peers write what they will, and an earlier user of the context may be meant.)
+        let Some(socket) = tables.sockets.get(lane) else { return };
+        for (_, watch) in watches(tables, socket).filter(|(_, watch)| is_of(watch, set)) {
+            watch.again.set(1);
+            heat(set, watch, true);
+        }
+    });
+}
+
+/// The ready board on which peers say what has come for this set.
+#[inline(always)]
+pub(super) fn board_of(set: &Set) -> Option<Board<'static>> {
+    match set.context.get() {
+        0 => None,
+        context => context::board_of(context),
+    }
 }
 
 /// In the kernel's set, in which it was one-shot and told.

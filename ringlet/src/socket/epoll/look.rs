@@ -1,6 +1,6 @@
 //! What is ready: the events that a wait would report of a watch, and whether they are news.
 
-use super::hot::for_each_hot;
+use super::hot::{board_of, for_each_hot};
 use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLREAD, Set,
     Watch,
@@ -9,6 +9,7 @@ use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
 use crate::socket::{carrier, chaos, datagram, words};
 use core::cell::Cell;
+use ringlet_core::ready::Board;
 use ringlet_core::watch::Told;
 
 /// What a look at a watch has found.
@@ -219,6 +220,9 @@ pub(super) fn count_ready(tables: &Tables, set: &Set, most: usize) -> usize {
 }
 
 pub(super) fn any_ready(tables: &Tables, set: &Set) -> bool {
+    if board_of(set).is_some_and(Board::announced) {
+        return true;
+    }
     let Some(_held) = set.take() else { return true };
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {

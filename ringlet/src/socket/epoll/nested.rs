@@ -2,7 +2,7 @@
 
 use super::arm::arm;
 use super::bells::{Armed, bell_stays, disarm, drain, kick};
-use super::hot::for_each_hot;
+use super::hot::{for_each_hot, heat_set};
 use super::look::any_ready;
 use super::registration::{heat_those, holds_ours};
 use super::set::{self, EPOLLOUT, Set, Watch, watches};
@@ -27,6 +27,10 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
             let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
         }
         bell_stays(set);
+        if let Some(_held) = set.take() {
+            // What rests by the ready board would make no set readable.
+            heat_set(tables, set);
+        }
         settle_nested(tables, set);
     }
 }

@@ -4,7 +4,9 @@ use super::events::sent_at;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
 use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
-use ringlet_core::layout::{NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{
+    NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT, WANT_READY,
+};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
@@ -285,6 +287,15 @@ pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
 /// The same, by the bell of our home context, which the peer rings by its name.
 pub fn want_named(socket: &Socket, room: bool) {
     want(socket, WANT_EVENT, true, room);
+}
+
+/// As `want_bytes`, for data only, by a bit on the ready board of our home context.
+pub fn want_ready(socket: &Socket, lane: u32) {
+    if let Some(incoming) = socket.incoming() {
+        // ORDER: Relaxed, before the wish, which is a SeqCst read-modify-write; pairs with `sides::announce`.
+        incoming.control().receiver.lane.store(u64::from(lane), Ordering::Relaxed);
+        incoming.control().data_wish().want(WANT_READY);
+    }
 }
 
 fn want(socket: &Socket, how: u32, data: bool, room: bool) {

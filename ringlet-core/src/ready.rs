@@ -1,0 +1,100 @@
+//! Which of a sleeper's many connections hold something new, so that its work grows with those and not with all that it has (the SMiLE paper's remote
+//! enqueue).
+//!
+//! A receiver that looks at a connection no more (`watch::Rest`) wishes for its bit on the *ready board* (`WANT_READY`). The board is the
+//! receiver's, a bit for each of its connections, in words of three levels:
+//!
+//! ```text
+//! sender                                   receiver
+//!   publish, take the wish (RMW, SeqCst)     take the top's bits, then the middle's, then the lane words' (RMW, SeqCst)
+//!   set the lane's bit, then the middle's,   look at those connections
+//!   then the top's                           arm, look at the top again
+//!   look at the interrupt flag (`wait`)      nothing there: sleep
+//! ```
+//!
+//! Whoever may write here can hide another's bit, or set one in vain: a board is only for peers that could as well kill its owner.
+
+use crate::layout::BOARD_LANE_COUNT;
+#[cfg(not(loom))]
+use crate::layout::ReadyBoard;
+#[cfg(loom)]
+use crate::sync::fence;
+use crate::sync::{AtomicU64, Ordering};
+
+const BITS: usize = 64;
+
+/// The words of a board.
+#[derive(Clone, Copy)]
+pub struct Board<'a> {
+    pub top: &'a AtomicU64,
+    /// Bit i of word j: a bit is set in lane word 64 j + i.
+    pub middle: &'a [AtomicU64],
+    /// Bit i of word j: lane 64 j + i.
+    pub lanes: &'a [AtomicU64],
+}
+
+#[cfg(not(loom))]
+impl<'a> From<&'a ReadyBoard> for Board<'a> {
+    fn from(board: &'a ReadyBoard) -> Board<'a> {
+        Board { top: &board.top, middle: &board.middle, lanes: &board.lanes }
+    }
+}
+
+impl Board<'_> {
+    /// There is something new for `lane`, which its owner has named. After the record was published, before the look at its interrupt flag.
+    pub fn announce(self, lane: usize) {
+        let lane = lane % (self.lanes.len() * BITS);
+        let word = lane / BITS;
+        // Each level in its turn, also behind a bit that stands: who has set that may have been stopped before it came to the next level.
+        set(&self.lanes[word], lane);
+        set(&self.middle[word / BITS], word);
+        set(self.top, word / BITS);
+    }
+
+    /// Has anything been announced?
+    #[inline(always)]
+    pub fn announced(self) -> bool {
+        // ORDER: SeqCst; before going to sleep it follows the fence of `wait::arm`, and then pairs with `set` and `wait::armed`: of the
+        // announcement and the arming, one is seen by the other side.
+        self.top.load(Ordering::SeqCst) != 0
+    }
+
+    /// Takes what was announced.
+    pub fn collect(self, mut found: impl FnMut(usize)) {
+        for group in bits(self.top, self.middle.len()) {
+            let words = self.lanes.len() - (group * BITS).min(self.lanes.len());
+            for word in bits(&self.middle[group], words.min(BITS)) {
+                let word = group * BITS + word;
+                for bit in bits(&self.lanes[word], BITS) {
+                    found(word * BITS + bit);
+                }
+            }
+        }
+    }
+}
+
+fn set(word: &AtomicU64, bit: usize) {
+    let bit = 1 << (bit % BITS);
+    // ORDER: SeqCst, both; pairs with `bits`: if we see the bit stand, it is taken behind this look, and then what is below it.
+    #[cfg(loom)]
+    fence(Ordering::SeqCst); // which alone is sequentially consistent there
+    if word.load(Ordering::SeqCst) & bit == 0 {
+        word.fetch_or(bit, Ordering::SeqCst);
+    }
+}
+
+/// Takes the first `most` bits of a word: their numbers.
+fn bits(word: &AtomicU64, most: usize) -> impl Iterator<Item = usize> + use<> {
+    // ORDER: SeqCst; pairs with `set`. What was published before a bit was set is seen behind this.
+    let mut left = word.swap(0, Ordering::SeqCst);
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+    core::iter::from_fn(move || {
+        let bit = left.trailing_zeros() as usize;
+        // (Those beyond are nobody's.)
+        (bit < most).then(|| left &= left - 1).map(|()| bit)
+    })
+}
+
+const _: () =
+    assert!(BOARD_LANE_COUNT.is_multiple_of(BITS * BITS) && BOARD_LANE_COUNT <= BITS * BITS * BITS);
