@@ -273,13 +273,18 @@ pub const CASES: &[Case] = &[
         "paths/urgent_behind_a_doorbell",
         "an urgent byte that another one takes over before it was passed is no data, though a doorbell lies before it",
         |a| {
-            for _ in 0..3 {
+            for early in [false, true, true] {
                 let end = a.moved();
                 a.sync();
                 // (The child is asleep by then, mostly, and woken by a byte.)
                 pause(20);
                 end.send(b"wakes");
                 a.sync();
+                if early {
+                    // Its path changes by something else.
+                    sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_TIMESTAMP, 1).expect("set");
+                    end.recv_with(1, libc::MSG_DONTWAIT);
+                }
                 end.send_with(b"!", MSG_OOB);
                 end.send(b"behind");
                 end.send_with(b"!", MSG_OOB);

@@ -14,7 +14,7 @@ use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::words::{
     bells_end, has_left, has_said_attached, published, reads_on, say_end, sends_uncounted,
 };
-use super::{bypass, carrier, channel, context, doorbells, orphan, view, words};
+use super::{bypass, carrier, channel, context, doorbells, orphan, view};
 use crate::interconnect::{mirrored, sever};
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
@@ -84,7 +84,6 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
 pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
     if end.sending() == Sending::Ring {
         go_back(socket, end, ring, Sending::Kernel, reason);
-        words::nothing_urgent(ring);
     }
     let returned = match end.sending() {
         Sending::Ring | Sending::Returning => return_unread(socket, end, ring),

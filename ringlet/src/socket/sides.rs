@@ -64,11 +64,9 @@ impl Outgoing for Out<'_> {
     }
 
     fn push_mark(&self, mark: Mark) -> bool {
-        if let Mark::Back(place) = mark
-            && self.reason == Reason::Urgent
-        {
-            // ORDER: Relaxed; who reads it has seen the mark (`In::urgent_behind`).
-            self.words().sender.urgent_behind.store(place + 1, Ordering::Relaxed);
+        if let Mark::Back(place) = mark {
+            words::nothing_urgent(self.ring);
+            self.end.back_at.set(place + 1);
         }
         self.end.tx.push_mark(self.ring, mark)
     }
@@ -216,7 +214,8 @@ impl In<'_> {
 
     /// Does an urgent byte stand behind so many doorbells more, which the program does not want among the data?
     fn urgent_behind(&self, doorbells: u64) -> bool {
-        // ORDER: Relaxed; written before the mark that was met, and taken back before anything else is sent behind that.
+        // ORDER: Relaxed; who finds bytes in the kernel behind the mark reads it behind the kernel's lock, under which they were put there
+        // (`urgent_follows`).
         let place = self.words().sender.urgent_behind.load(Ordering::Relaxed);
         place != 0
             && !carrier::facts(self.socket).has_messages

@@ -260,6 +260,8 @@ pub struct End {
     pub shut_later: P32,
     /// The program's SO_LINGER, if a process that ended meanwhile has put a reset in its place (`moving::finish_return`).
     pub linger: P64,
+    /// The place of our last `Back`, plus one.
+    pub back_at: P64,
     /// What is being sent again, by a process that shares the end (`Out::resent_by_the_dead`): behind how many bytes of the oldest record, and the
     /// kernel's place before, plus one; 0 if none is under way.
     pub resent_behind: P64,
@@ -435,6 +437,7 @@ impl End {
         }
         for word in [
             &self.linger,
+            &self.back_at,
             &self.heeded,
             &self.whole,
             &self.lapsed,

@@ -91,7 +91,6 @@ pub fn count_written(ring: &SegmentRing, bytes: usize) {
 
 /// What follows behind our `Back` is no urgent byte. Send lock held.
 pub fn nothing_urgent(ring: &SegmentRing) {
-    // ORDER: Relaxed; pairs with `In::urgent_behind`, which finds nothing behind the mark before the kernel has it.
     ring.control().sender.urgent_behind.store(0, Ordering::Relaxed);
 }
 

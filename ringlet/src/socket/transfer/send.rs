@@ -189,9 +189,6 @@ fn send_unrecorded(
             let urgent = flags & libc::MSG_OOB != 0;
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
             moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
-            if from.remaining() != 1 {
-                words::nothing_urgent(&ring);
-            }
         }
     } else if in_ring && ring.control().receiver.keep_out.load(Ordering::Relaxed) | asked != 0 {
         control::leave(socket, end, &ring);
@@ -208,7 +205,14 @@ fn send_unrecorded(
             return Ok(bytes);
         }
         take_pending(socket, end)?;
-        return send_native(socket, from, flags).inspect_err(|_| words::nothing_urgent(&ring));
+        let urgent = flags & libc::MSG_OOB != 0
+            && from.remaining() == 1
+            && urgent_follows(socket, end, &ring);
+        let sent = send_native(socket, from, flags);
+        if urgent && sent.is_err() {
+            words::nothing_urgent(&ring);
+        }
+        return sent;
     }
     let packet_max = end.packet_max.get() as usize;
     if from.remaining() == 0 && packet_max == 0 {
@@ -345,6 +349,21 @@ fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// An urgent byte is about to be sent through the kernel. If it is the first one behind our `Back`, it stands behind doorbells perhaps, and the peer
+/// is told. (It is measured: another program may have sent there, too.)
+#[cold]
+fn urgent_follows(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    let back_at = end.back_at.get();
+    let first = back_at != 0
+        && !carrier::facts(socket).has_messages
+        && carrier::written_place(socket) == Some(back_at - 1);
+    if first {
+        // ORDER: Relaxed; pairs with `In::urgent_behind`.
+        ring.control().sender.urgent_behind.store(back_at, Ordering::Relaxed);
+    }
+    first
 }
 
 /// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
