@@ -98,3 +98,51 @@ fn bits(word: &AtomicU64, most: usize) -> impl Iterator<Item = usize> + use<> {
 
 const _: () =
     assert!(BOARD_LANE_COUNT.is_multiple_of(BITS * BITS) && BOARD_LANE_COUNT <= BITS * BITS * BITS);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn board() -> (AtomicU64, Vec<AtomicU64>, Vec<AtomicU64>) {
+        let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
+        (AtomicU64::new(0), words(BOARD_LANE_COUNT / BITS / BITS), words(BOARD_LANE_COUNT / BITS))
+    }
+
+    #[test]
+    fn what_is_announced_is_collected_once() {
+        let (top, middle, lanes) = board();
+        let board = Board { top: &top, middle: &middle, lanes: &lanes };
+        let mut state = 1u64;
+        for round in 0..200 {
+            let mut announced = BTreeSet::new();
+            for _ in 0..round {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let lane = (state >> 33) as usize % BOARD_LANE_COUNT;
+                board.announce(lane);
+                announced.insert(lane);
+            }
+            assert_eq!(board.announced(), !announced.is_empty());
+            let mut found = Vec::new();
+            board.collect(|lane| found.push(lane));
+            assert_eq!(found, announced.into_iter().collect::<Vec<_>>());
+            assert!(!board.announced());
+        }
+    }
+
+    /// Whatever peers write, and whichever lane one names: no place outside, and no more than there are.
+    #[test]
+    fn whatever_is_written_there_has_an_end() {
+        let (top, middle, lanes) = board();
+        let board = Board { top: &top, middle: &middle, lanes: &lanes };
+        for lane in [usize::MAX, BOARD_LANE_COUNT, u64::MAX as usize / 3] {
+            board.announce(lane);
+        }
+        for word in middle.iter().chain(&lanes).chain([&top]) {
+            word.store(u64::MAX, Ordering::Relaxed);
+        }
+        let mut found = Vec::new();
+        board.collect(|lane| found.push(lane));
+        assert!(found.into_iter().eq(0..BOARD_LANE_COUNT));
+    }
+}

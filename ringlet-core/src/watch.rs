@@ -1,7 +1,8 @@
 //! A connection in an epoll set: what was told of it, and who hears of what comes next.
 //!
 //! The set either looks at it in each wait, and whoever sleeps there arms it first (`wait`); or the connection *rests*: no wait looks
-//! at it. Its next record rings by a byte on the kernel's connection, of which the kernel's set tells one wait, and that one looks again.
+//! at it. Its next record rings by a byte on the kernel's connection, of which the kernel's set tells one wait, and that one looks again; or it
+//! is announced on the set's board (`ready`), and the next wait finds it there.
 //!
 //! ```text
 //! set                                sender                     who takes doorbells

@@ -92,6 +92,34 @@ fn fill_once(end: End) -> usize {
     len
 }
 
+/// Enough for a set to rest most of them.
+const QUIET_ONES: usize = 40;
+
+/// A connection in a set of the other side is quiet, while another one is busy for long. Then what is to be done with it.
+fn keeps_busy(side: &mut Side, then: impl FnOnce(&mut Side, End)) {
+    let (quiet, busy) = (side.moved(), side.moved());
+    side.sync();
+    for _ in 0..BUSY_ROUNDS {
+        sys::send(busy.0, b"x", 0).expect("send");
+        recv_exact(busy, 1).expect("recv");
+    }
+    then(side, quiet);
+}
+
+/// The other side: by edge in one set with the busy one.
+fn is_kept_busy(side: &mut Side, then: impl FnOnce(&mut Side, End, Set)) {
+    let (quiet, busy) = (side.moved(), side.moved());
+    let set = Set::on(quiet, IN | ET);
+    set.add(busy.0, IN, 2).expect("epoll_ctl");
+    side.sync();
+    for _ in 0..BUSY_ROUNDS {
+        set.wake();
+        recv_exact(busy, 1).expect("recv");
+        sys::send(busy.0, b"x", 0).expect("send");
+    }
+    then(side, quiet, set);
+}
+
 /// The reader of a connection: it `ends` its own direction, and takes nothing before another connection was busy.
 fn reads_late(side: &mut Side, ends: fn(End)) {
     let (full, busy) = (side.moved(), side.moved());
@@ -1634,29 +1662,14 @@ pub const CASES: &[Case] = &[
     pair(
         "readiness/edge_behind_a_receive",
         "an edge of a connection that was quiet for long, and then read before a wait has told of it",
-        |a| {
-            let (quiet, busy) = (a.moved(), a.moved());
-            a.sync();
-            for _ in 0..BUSY_ROUNDS {
-                sys::send(busy.0, b"x", 0).expect("send");
-                recv_exact(busy, 1).expect("recv");
-            }
+        |a| keeps_busy(a, |a, quiet| {
             for _ in 0..2 {
                 quiet.send(b"x");
                 a.sync();
                 a.sync();
             }
-        },
-        |b| {
-            let (quiet, busy) = (b.moved(), b.moved());
-            let set = Set::on(quiet, IN | ET);
-            set.add(busy.0, IN, 2).expect("epoll_ctl");
-            b.sync();
-            for _ in 0..BUSY_ROUNDS {
-                set.wake();
-                recv_exact(busy, 1).expect("recv");
-                sys::send(busy.0, b"x", 0).expect("send");
-            }
+        }),
+        |b| is_kept_busy(b, |b, quiet, set| {
             b.sync();
             quiet.recv(4);
             // Whatever has rung for it is gone then.
@@ -1668,11 +1681,106 @@ pub const CASES: &[Case] = &[
             b.sync();
             set.expect();
             b.sync();
-        },
+        }),
     )
     .all_families()
     .packets_too()
     .each_side(),
+    pair(
+        "readiness/quiet_then_nested",
+        "a set of which a connection was quiet for long is put into another one, which tells of what comes there",
+        |a| keeps_busy(a, |a, quiet| {
+            a.sync();
+            quiet.send(b"x");
+            a.sync();
+        }),
+        |b| is_kept_busy(b, |b, quiet, set| {
+            let outer = Set::new();
+            outer.add(set.0, IN, 77).expect("epoll_ctl");
+            outer.expect_none();
+            b.sync();
+            outer.expect();
+            set.expect();
+            quiet.recv(4);
+            outer.expect_none();
+            b.sync();
+        }),
+    )
+    .all_families()
+    .packets_too()
+    .each_side(),
+    pair(
+        "readiness/quiet_then_forked",
+        "a connection was quiet for long: a child by fork that waits on its parent's set is told of it, and then the parent",
+        |a| keeps_busy(a, |a, quiet| {
+            for _ in 0..2 {
+                a.sync();
+                quiet.send(b"x");
+                a.sync();
+            }
+        }),
+        |b| is_kept_busy(b, |b, quiet, set| {
+            let child = sys::fork(|| {
+                set.expect();
+                quiet.recv(4);
+                0
+            });
+            b.sync();
+            super::unix::join(child);
+            b.sync();
+            b.sync();
+            set.expect();
+            quiet.recv(4);
+            b.sync();
+        }),
+    )
+    .all_families()
+    .packets_too(),
+    pair(
+        "readiness/many_quiet_ones",
+        "one message each to connections that were quiet for long, in turn and all at once",
+        |a| {
+            let ends: Vec<End> = (0..QUIET_ONES).map(|_| a.moved()).collect();
+            a.sync();
+            for round in 0..20 {
+                for end in &ends {
+                    sys::send(end.0, b"x", 0).expect("send");
+                    if round % 2 == 0 {
+                        recv_exact(*end, 1).expect("recv");
+                    }
+                }
+                if round % 2 == 1 {
+                    ends.iter().for_each(|end| drop(recv_exact(*end, 1).expect("recv")));
+                }
+            }
+        },
+        |b| {
+            let ends: Vec<End> = (0..QUIET_ONES).map(|_| b.moved()).collect();
+            let set = Set::new();
+            for (end, nth) in ends.iter().zip(0..) {
+                // Half of them by edge.
+                let events = if nth % 2 == 0 { IN } else { IN | ET };
+                set.add(end.0, events, nth).expect("epoll_ctl");
+            }
+            b.sync();
+            let (mut left, mut wrong) = (20 * QUIET_ONES, 0);
+            while left > 0 {
+                let told = sys::epoll_wait(set.0, 7, PATIENCE_MS).expect("epoll_wait");
+                if told.is_empty() {
+                    say("an event: never");
+                    break;
+                }
+                for (nth, mask) in told {
+                    let end = ends[nth as usize];
+                    wrong += usize::from(mask != IN);
+                    left -= recv_exact(end, 1).expect("recv").len();
+                    sys::send(end.0, b"x", 0).expect("send");
+                }
+            }
+            record("left, wrong", R::Ok(format!("{left} {wrong}")));
+        },
+    )
+    .packets_too(),
     pair(
         "readiness/edge_of_an_end_with_data",
         "an end that comes with data is told with it, by edge, and not once more behind it",
