@@ -41,6 +41,8 @@ pub struct Counts {
     pub retransmits: u8,
     /// Bytes that were transmitted for the first time, or are still to be.
     transmitted: u64,
+    /// Nothing that was written waits to be sent or to be acknowledged.
+    all_acked: bool,
     /// Bytes that arrived in order, read or not.
     pub received: u64,
     /// The same, and one more if a FIN did, which comes behind all of them. Known also where an error was taken.
@@ -183,7 +185,9 @@ struct TcpInfo {
     retransmits: u8,
     probes: u8,
     _small: [u8; 4],
-    _words: [u32; 24],
+    _times_and_sizes: [u32; 4],
+    unacked_packets: u32,
+    _words: [u32; 19],
     _pacing: [u64; 2],
     bytes_acked: u64,
     bytes_received: u64,
@@ -197,6 +201,7 @@ struct TcpInfo {
     bytes_retrans: u64,
 }
 
+const _: () = assert!(core::mem::offset_of!(TcpInfo, unacked_packets) == 24);
 const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_acked) == 120);
 const _: () = assert!(core::mem::offset_of!(TcpInfo, notsent_bytes) == 144);
 const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_sent) == 200);
@@ -221,6 +226,9 @@ pub fn counts(fd: i32) -> Sys<Counts> {
     };
     Ok(Counts {
         acked: info.bytes_acked,
+        // KERNEL: what was sent is in packets until it is acknowledged, and both counts are of one moment. (Of a closed one the packets are thrown away.)
+        all_acked: matches!(info.state, TCP_ESTABLISHED | TCP_CLOSE_WAIT)
+            && (info.unacked_packets, info.notsent_bytes) == (0, 0),
         // KERNEL: both are in a row, and 0 again with any acknowledgement; the first probe is also one that is under way.
         unanswered: info.retransmits > 0 || info.probes > 1,
         retransmits: info.retransmits,
@@ -243,21 +251,60 @@ pub fn unacknowledged(fd: i32) -> Sys<usize> {
 }
 
 /// What was written so far; `connected` says which side's it is. Exact while nobody writes and the stream is open (the caller holds
-/// the send lock).
+/// the send lock). Where all is acknowledged, which it mostly is, one count tells it.
 ///
 /// KERNEL: `bytes_acked` and SIOCOUTQ (write_seq - snd_una) count sequence numbers, so their sum grows by what is written, and by nothing
 /// else; the SYN is one, where we sent it first. `bytes_sent` grows before a transmission that may fail on this machine (an address
 /// that is gone, a full queue, a firewall's drop), and the same bytes are sent again without being counted in `bytes_retrans`.
 pub fn written(fd: i32, connected: bool) -> Sys<Written> {
     let mut before = counts(fd)?;
+    let written = |counts: Counts, waiting: i32| {
+        let place = (counts.acked + waiting as u64).wrapping_sub(connected as u64);
+        Ok(Written { place, transmitted: counts.transmitted, state: counts.state })
+    };
+    if before.all_acked {
+        return written(before, 0);
+    }
     for _ in 0..STABLE_LOOKS {
         let mut waiting = 0i32;
         // SAFETY: a writable int.
         unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
         let after = counts(fd)?;
         if (after.acked, after.transmitted) == (before.acked, before.transmitted) {
-            let place = (after.acked + waiting as u64).wrapping_sub(connected as u64);
-            return Ok(Written { place, transmitted: after.transmitted, state: after.state });
+            return written(after, waiting);
+        }
+        before = after;
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// What was written and what was read, as `written` and `consumed` say it, and what has arrived: of one moment.
+pub struct Carried {
+    pub written: Written,
+    pub consumed: Sys<u64>,
+    pub received: u64,
+}
+
+/// Asks for both at once. EAGAIN: while they go on, both change all the time.
+pub fn carried(fd: i32, connected: bool) -> Sys<Carried> {
+    let mut before = counts(fd)?;
+    for _ in 0..STABLE_LOOKS {
+        let sent = if before.all_acked { 0 } else { unacknowledged(fd)? };
+        let waiting = unread(fd)?;
+        // (As in `written` and in `consumed`.)
+        let at_once = before.all_acked && waiting == 0;
+        let after = if at_once { before } else { counts(fd)? };
+        let all = |counts: Counts| {
+            (counts.acked, counts.transmitted, counts.received, counts.all_acked, counts.state)
+        };
+        if all(after) == all(before) {
+            let place = (after.acked + sent as u64).wrapping_sub(connected as u64);
+            let consumed = match after.state {
+                TCP_CLOSE => consumed(fd, || ()),
+                _ => after.received.checked_sub(waiting as u64).ok_or(Errno::ERANGE),
+            };
+            let written = Written { place, transmitted: after.transmitted, state: after.state };
+            return Ok(Carried { written, consumed, received: after.received });
         }
         before = after;
     }
@@ -310,7 +357,7 @@ pub fn resets_on_close(fd: i32) -> bool {
     linger(fd).is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 
-/// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
+/// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals, or of a moment at which none waits.
 /// Exact while nobody else reads (the caller holds the receive lock), and no urgent byte waits. Of a connection that is closed, whose error
 /// waits and no byte, it is so only if `take_error` does that: else nobody knows whether a FIN came. ERANGE: more wait than ever arrived, so
 /// they came past TCP.
@@ -318,6 +365,10 @@ pub fn consumed(fd: i32, take_error: impl FnOnce()) -> Sys<u64> {
     let mut before = counts(fd)?;
     for _ in 0..STABLE_LOOKS {
         let waiting = unread(fd)?;
+        // (All that arrived was taken, before the count and behind it: nobody takes any meanwhile.)
+        if waiting == 0 && before.state != TCP_CLOSE {
+            return Ok(before.received);
+        }
         let after = counts(fd)?;
         if after.received == before.received && after.state == before.state {
             let mut received = before.received;
@@ -597,6 +648,43 @@ mod tests {
             });
             assert_eq!(found, Ok(read as u64), "{read} {reset} {fin} {takes}");
             assert_eq!(int_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ), Ok(0));
+        }
+    }
+
+    /// Both measures at once say what each says alone, whatever waits where.
+    #[test]
+    fn what_is_carried_is_what_was_written_and_read() {
+        for (written, read, ends) in
+            [(0, 0, 0), (3, 0, 0), (3, 2, 1), (3, 3, 0), (3, 3, 1), (3, 1, 2)]
+        {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut far, _) = listener.accept().unwrap();
+            near.write_all(&std::vec![1; written]).unwrap();
+            far.write_all(&std::vec![1; written]).unwrap();
+            near.read_exact(&mut std::vec![0; read]).unwrap();
+            match ends {
+                0 => {}
+                1 => shut_down(far.as_raw_fd(), libc::SHUT_WR).unwrap(),
+                _ => {
+                    reset_on_close(far.as_raw_fd());
+                    drop(far);
+                }
+            }
+            let fd = near.as_raw_fd();
+            // (As it is, and once the peer's kernel has acknowledged what it does by and by.)
+            for _ in 0..2 {
+                let found = carried(fd, true).unwrap();
+                assert_eq!(found.consumed, Ok(read as u64), "{written} {read} {ends}");
+                assert_eq!(found.received, written as u64);
+                if ends < 2 {
+                    assert_eq!(found.written.agreed(), Some(written as u64));
+                    assert_eq!(self::written(fd, true), Ok(found.written));
+                    while counts(fd).unwrap().acked <= written as u64 {
+                        std::thread::yield_now();
+                    }
+                }
+            }
         }
     }
 

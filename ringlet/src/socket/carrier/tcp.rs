@@ -48,8 +48,7 @@ impl Carrier for Tcp {
         let end = socket.end();
         // Before the counts: other threads go on.
         let (has_sent, has_received) = (end.has_sent.is(), end.has_received.is());
-        let received = tcp::counts(socket.fd()).map_err(Reason::from)?.received;
-        let written = match written(socket) {
+        let carried = match tcp::carried(socket.fd(), !socket.side.is()) {
             Err(Errno::EAGAIN) => return Ok(()),
             measured => measured.map_err(Reason::from)?,
         };
@@ -57,12 +56,12 @@ impl Carrier for Tcp {
         if fd::pending(socket.fd(), libc::POLLPRI) & libc::POLLPRI != 0 {
             return Err(Reason::Urgent);
         }
-        let past_tcp = tcp::consumed(socket.fd(), || ()) == Err(Errno::ERANGE)
-            || has_sent && written.place == 0
-            || has_received && received == 0;
+        let past_tcp = carried.consumed == Err(Errno::ERANGE)
+            || has_sent && carried.written.place == 0
+            || has_received && carried.received == 0;
         // (What another thread writes between two measures is in one of them only. They are compared again when nobody does: `start_place`.)
         let writing = end.native_senders.load(Ordering::SeqCst) != 0;
-        if past_tcp || written.agreed().is_none() && !writing {
+        if past_tcp || carried.written.agreed().is_none() && !writing {
             return Err(Reason::Miscounted);
         }
         Ok(())
@@ -99,8 +98,10 @@ impl Carrier for Tcp {
     }
 
     fn carried(socket: &Socket) -> (usize, usize) {
-        match (written(socket), tcp::consumed(socket.fd(), || ())) {
-            (Ok(written), Ok(received)) => (written.place as usize, received as usize),
+        match tcp::carried(socket.fd(), !socket.side.is()) {
+            Ok(tcp::Carried { written, consumed: Ok(received), .. }) => {
+                (written.place as usize, received as usize)
+            }
             _ => (0, 0),
         }
     }
