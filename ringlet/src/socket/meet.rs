@@ -382,6 +382,12 @@ fn place(tables: &'static Tables) -> Option<&'static Place> {
 fn go(tables: &Tables, place: &Place, socket: &Socket, meeting: i32) {
     place.socket.set(tables.index_of(socket));
     place.since_ns.set(sys::now_ns());
+    goes_to(socket, meeting);
+}
+
+/// At whose other end is somebody of whom nothing was asked yet.
+fn goes_to(socket: &Socket, meeting: i32) {
+    socket.trusts_as.set(0);
     socket.meeting.set(meeting::hidden(meeting) as u32);
 }
 
@@ -424,6 +430,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         view::show(socket, Reason::Shared);
         return Step::Later;
     }
+    socket.far_inode.set(0);
     let ends = match carrier::ends(socket, tables) {
         Ok(ends) => Some(ends),
         // Not of this network namespace, but perhaps of this host.
@@ -463,18 +470,20 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
             rendezvous::part(meeting);
             elsewhere(tables, socket, place)
         }
-        Ok(meeting) => match check_user(tables, socket, &ends, meeting) {
-            Ok(_) => {
-                go(tables, place, socket, meeting);
-                socket.advance(Stage::Looked);
-                view::show(socket, Reason::NoPeer);
-                Step::Soon
+        Ok(meeting) => {
+            match far_of(socket, &ends).and_then(|far| check_user(tables, &far, meeting)) {
+                Ok(_) => {
+                    go(tables, place, socket, meeting);
+                    socket.advance(Stage::Looked);
+                    view::show(socket, Reason::NoPeer);
+                    Step::Soon
+                }
+                Err(reason) => {
+                    rendezvous::part(meeting);
+                    Step::Bar(reason)
+                }
             }
-            Err(reason) => {
-                rendezvous::part(meeting);
-                Step::Bar(reason)
-            }
-        },
+        }
         Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
             // An address that looks like ours may be rewritten to another namespace's, as that of a published port.
             if may_visit(tables, socket)
@@ -741,9 +750,22 @@ pub fn trusted(peer: rendezvous::Credentials) -> bool {
 /// The same of a connection's peer: of one that was introduced, the node service's policy decides.
 fn trusts(socket: &Socket, peer: rendezvous::Credentials) -> bool {
     match socket.introduced.get() {
-        0 => trusted(peer),
+        0 => trusts_caller(socket, peer),
         said => said & node::TRUSTED != 0,
     }
+}
+
+/// As `trusted`, asked once at a meeting: who is at its other end stays the same. As whom we act may change meanwhile.
+fn trusts_caller(socket: &Socket, peer: rendezvous::Credentials) -> bool {
+    let us = sys::geteuid();
+    if us.checked_add(1) == Some(socket.trusts_as.get()) {
+        return peer.uid == us;
+    }
+    let trusted = trusted(peer);
+    if trusted {
+        socket.trusts_as.set(peer.uid.wrapping_add(1));
+    }
+    trusted
 }
 
 /// Only a trusted peer may send more than memory.
@@ -847,8 +869,8 @@ fn listen(
     let peer = if socket.introduced.is() {
         peer_of(socket, meeting).map_err(Step::Bar)?
     } else {
-        let ends = carrier::ends(socket, tables).map_err(|_| Step::Bar(Reason::NotConnected))?;
-        check(tables, socket, &ends, meeting, message.fd)?
+        let far = known_far_of(tables, socket).map_err(Step::Bar)?;
+        check(tables, socket, &far, meeting, message.fd)?
     };
     // (They stay where they are: older kernels admit them from anybody.)
     if heard.fds.truncated {
@@ -857,33 +879,47 @@ fn listen(
     Ok((message, peer))
 }
 
-/// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode, and who it is.
-fn check_user(
-    tables: &Tables,
-    socket: &Socket,
-    ends: &Ends,
-    meeting: i32,
-) -> Result<(u32, rendezvous::Credentials), Reason> {
+/// The far end of a connection, as the kernel's socket table has it: its number, and its user.
+struct Far {
+    inode: u32,
+    uid: u32,
+}
+
+/// The same for the table of this thread's network namespace. Noted for the steps that follow: as long as our end is open nothing else comes in its place, and
+/// of one that is closed nobody can prove that he holds it.
+fn far_of(socket: &Socket, ends: &Ends) -> Result<Far, Reason> {
     let owner = match diag::far_owner(socket.fd(), ends) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return Err(Reason::NotLocal),
         Err(error) => return Err(Reason::from(error)),
     };
+    socket.far_inode.set(owner.inode);
+    socket.far_uid.set(owner.uid);
+    Ok(Far { inode: owner.inode, uid: owner.uid })
+}
+
+/// As it was found in an earlier step, if it was.
+fn known_far_of(tables: &Tables, socket: &Socket) -> Result<Far, Reason> {
+    if socket.far_inode.is() {
+        return Ok(Far { inode: socket.far_inode.get(), uid: socket.far_uid.get() });
+    }
+    let ends = carrier::ends(socket, tables).map_err(|_| Reason::NotConnected)?;
+    far_of(socket, &ends)
+}
+
+/// The user at the other side of the rendezvous must be the user of the far end. Returns who it is.
+fn check_user(tables: &Tables, far: &Far, meeting: i32) -> Result<rendezvous::Credentials, Reason> {
     let caller = rendezvous::credentials(meeting).map_err(Reason::from)?;
-    check_owner(tables, &owner, caller)?;
+    check_owner(tables, far.uid, caller)?;
     if apart::is_full(caller.uid) {
         return Err(Reason::Full);
     }
-    Ok((owner.inode, caller))
+    Ok(caller)
 }
 
-fn check_owner(
-    tables: &Tables,
-    owner: &diag::Owner,
-    caller: rendezvous::Credentials,
-) -> Result<(), Reason> {
+fn check_owner(tables: &Tables, owner: u32, caller: rendezvous::Credentials) -> Result<(), Reason> {
     // Root may hold anybody's socket; whether it holds this one is asked next.
-    if caller.uid != owner.uid && caller.uid != 0 {
+    if caller.uid != owner && caller.uid != 0 {
         return Err(Reason::NotOwner);
     }
     if tables.config.peers == PeerPolicy::SameUser && !rendezvous::is_our_user(caller.uid) {
@@ -900,7 +936,7 @@ pub fn check_caller(
     caller: rendezvous::Credentials,
     fd: i32,
 ) -> Result<(), Reason> {
-    check_owner(tables, owner, caller)?;
+    check_owner(tables, owner.uid, caller)?;
     let refused = |error| matches!(error, Errno::EACCES | Errno::EPERM);
     let certain = || !rendezvous::is_vague(caller.uid) && rendezvous::is_in_sight(caller.pid);
     match rendezvous::holds(caller.pid, fd, owner.inode) {
@@ -918,15 +954,15 @@ pub fn check_caller(
 fn check(
     tables: &Tables,
     socket: &Socket,
-    ends: &Ends,
+    far: &Far,
     meeting: i32,
     fd: i32,
 ) -> Result<rendezvous::Credentials, Step> {
-    let (inode, caller) = check_user(tables, socket, ends, meeting).map_err(Step::Bar)?;
-    if caller.pid != 0 && rendezvous::holds(caller.pid, fd, inode) == Ok(true) {
+    let caller = check_user(tables, far, meeting).map_err(Step::Bar)?;
+    if caller.pid != 0 && rendezvous::holds(caller.pid, fd, far.inode) == Ok(true) {
         return Ok(caller);
     }
-    Err(match proof::is_stated(inode, meeting) {
+    Err(match proof::is_stated(far.inode, meeting) {
         Ok(true) => return Ok(caller),
         Ok(false) => Step::Bar(Reason::NotOwner),
         Err(Errno::EAGAIN) => {
@@ -947,7 +983,7 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
     match rendezvous::accept(offer) {
         Ok(meeting) => {
             meeting::part(offer);
-            socket.meeting.set(meeting::hidden(meeting) as u32);
+            goes_to(socket, meeting);
             socket.advance(Stage::Called);
             greet(tables, socket, meeting)
         }
@@ -961,10 +997,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
     let caller = if socket.introduced.is() {
         peer_of(socket, meeting)
     } else {
-        let Ok(ends) = carrier::ends(socket, tables) else {
-            return Step::Bar(Reason::NotConnected);
-        };
-        check_user(tables, socket, &ends, meeting).map(|(_, caller)| caller)
+        known_far_of(tables, socket).and_then(|far| check_user(tables, &far, meeting))
     };
     let caller = match caller {
         Ok(caller) => caller,
@@ -988,6 +1021,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
 /// Begins again: whoever was at the rendezvous has gone.
 fn begin_again(socket: &Socket) -> Step {
     meeting::abandon(socket);
+    socket.far_inode.set(0);
     if socket.stage() != Stage::Attached {
         socket.introduced.set(0);
     }

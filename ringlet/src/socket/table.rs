@@ -146,6 +146,11 @@ pub struct Socket {
     /// The node service may hold a copy of the descriptor.
     pub shown: P32,
     pub stranger: P32,
+    /// What was asked of this meeting's other side, once (`meet::Far`): the far end's number and its user, and as whom, plus one, we were found to be
+    /// allowed to trust it.
+    pub far_inode: P32,
+    pub far_uid: P32,
+    pub trusts_as: P32,
     /// When the border between both is asked again whether it passes packets (`interconnect::lease`), and how much the far end had acknowledged then.
     pub lease_due_ns: P64,
     pub lease_acked: P64,
@@ -906,6 +911,9 @@ impl Socket {
             &self.introduced,
             &self.shown,
             &self.stranger,
+            &self.far_inode,
+            &self.far_uid,
+            &self.trusts_as,
             &self.lifeline,
             &self.channel,
             &self.comes_again,
