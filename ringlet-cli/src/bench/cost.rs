@@ -19,10 +19,11 @@ use super::wire::{Listener, Wire, dial};
 
 const BATCHES: u32 = 32;
 const TRUE: &str = "/bin/true";
-/// Connections that are closed in one batch.
-const CLOSED_AT_ONCE: usize = 32;
-/// Round trips after which a connection has moved that can.
+/// Connections that are made, or closed, in one batch.
+const AT_ONCE: usize = 32;
+/// Round trips after which a connection has moved that can, and after which one has where those before it lived long.
 const TRIPS_TO_MOVE: usize = 64;
+const TRIPS_TO_MOVE_SOON: usize = 12;
 
 pub fn measure(spec: &Spec, of: Cost) -> Result<Vec<Figure>> {
     let budget = Duration::from_millis(spec.budget_ms);
@@ -31,13 +32,17 @@ pub fn measure(spec: &Spec, of: Cost) -> Result<Vec<Figure>> {
         let near = dial(spec.family, &address)?;
         Ok((near, listener.accept()?))
     };
-    let moved = || -> Result<(Wire, Wire)> {
-        let (near, far) = connect()?;
-        for _ in 0..TRIPS_TO_MOVE {
-            pass(&near, &far)?;
-            pass(&far, &near)?;
+    let talk = |(near, far): &(Wire, Wire), trips: usize| -> Result<()> {
+        for _ in 0..trips {
+            pass(near, far)?;
+            pass(far, near)?;
         }
-        Ok((near, far))
+        Ok(())
+    };
+    let moved = || -> Result<(Wire, Wire)> {
+        let ends = connect()?;
+        talk(&ends, TRIPS_TO_MOVE)?;
+        Ok(ends)
     };
     let mut path = "-";
     let each = match of {
@@ -54,16 +59,34 @@ pub fn measure(spec: &Spec, of: Cost) -> Result<Vec<Figure>> {
             pass(&near, &far)?;
             pass(&far, &near)
         })?,
+        Cost::Move => {
+            let mut spent = Vec::new();
+            let begin = Instant::now();
+            while spent.len() < 3 || begin.elapsed() < budget {
+                let mut made = Vec::with_capacity(AT_ONCE);
+                let start = Instant::now();
+                for _ in 0..AT_ONCE {
+                    let ends = connect()?;
+                    talk(&ends, TRIPS_TO_MOVE_SOON)?;
+                    made.push(ends);
+                }
+                spent.push(start.elapsed().as_nanos() as f64 / AT_ONCE as f64);
+                path = path_name(made[0].0.as_fd());
+                // (Connections that end young would have later ones move late.)
+                made.iter().try_for_each(|ends| talk(ends, TRIPS_TO_MOVE))?;
+            }
+            best(spent, f64::min)?
+        }
         Cost::Close | Cost::CloseMoved => {
             let mut spent = Vec::new();
             let begin = Instant::now();
             while spent.len() < 3 || begin.elapsed() < budget {
                 let make = || if of == Cost::Close { connect() } else { moved() };
-                let ends = (0..CLOSED_AT_ONCE).map(|_| make()).collect::<Result<Vec<_>>>()?;
+                let ends = (0..AT_ONCE).map(|_| make()).collect::<Result<Vec<_>>>()?;
                 path = path_name(ends[0].0.as_fd());
                 let start = Instant::now();
                 drop(ends);
-                spent.push(start.elapsed().as_nanos() as f64 / CLOSED_AT_ONCE as f64);
+                spent.push(start.elapsed().as_nanos() as f64 / AT_ONCE as f64);
             }
             best(spent, f64::min)?
         }
@@ -74,6 +97,7 @@ pub fn measure(spec: &Spec, of: Cost) -> Result<Vec<Figure>> {
         Cost::ForkMoved => "the same beside a connection",
         Cost::Accept => "connect, accept, close",
         Cost::Short => "1 B each way and close",
+        Cost::Move => "connect and 12 round trips",
         Cost::Close => "close of both ends, new",
         Cost::CloseMoved => "close of both ends, used",
     };

@@ -39,7 +39,7 @@ impl Contender {
     pub fn expects_ring(&self) -> bool {
         let lives = match self.work {
             Work::Connect | Work::Accept => false,
-            Work::Cost { of } => matches!(of, Cost::ForkMoved | Cost::CloseMoved),
+            Work::Cost { of } => matches!(of, Cost::ForkMoved | Cost::Move | Cost::CloseMoved),
             _ => true,
         };
         self.server_wrapped && self.client_wrapped && lives

@@ -120,6 +120,7 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         Cost::ForkMoved,
         Cost::Accept,
         Cost::Short,
+        Cost::Move,
         Cost::Close,
         Cost::CloseMoved,
     ] {

@@ -135,6 +135,8 @@ pub enum Cost {
     Accept,
     /// Connect, accept, one byte there, one byte back, close.
     Short,
+    /// Connect, accept, and so many round trips that a connection has moved that can.
+    Move,
     /// Of both ends of a connection that has not been used.
     Close,
     /// Of one that has moved.
