@@ -703,6 +703,10 @@ mod tests {
         let full = counts(near.as_raw_fd()).unwrap();
         assert!(unsent(near.as_raw_fd()) > 0);
         assert!(!full.unanswered);
+        // (What waits counts as written.)
+        let written = written(near.as_raw_fd(), true).unwrap();
+        assert_eq!(written.agreed(), Some(sent as u64));
+        assert_eq!(carried(near.as_raw_fd(), true).unwrap().written, written);
         far.read_exact(&mut std::vec![0; sent]).unwrap();
         while counts(near.as_raw_fd()).unwrap().acked < sent as u64 {
             std::thread::yield_now();
