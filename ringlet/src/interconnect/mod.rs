@@ -7,6 +7,8 @@
 pub mod introduction;
 pub mod mirrored;
 pub mod node;
+mod private_copy;
+pub mod quiesce;
 pub mod sever;
 
 /// See the module's description.

@@ -1001,7 +1001,7 @@ fn an_adapter_that_stands_still_costs_no_connection() {
     }
 }
 
-/// Two threads that hold one lock each wait for what stands still: one of them takes the segment away, and both go on.
+/// Two threads that hold one lock each wait for what stands still: one of them copies the segment, and both go on.
 #[test]
 fn who_waits_for_what_stands_still_holds_up_nobody() {
     let (pair, adapter) = mirrored_pair();
@@ -1024,13 +1024,81 @@ fn who_waits_for_what_stands_still_holds_up_nobody() {
         let threads = [true, false].map(|sends| scope.spawn(move || severs(sends)));
         assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
     });
-    assert!(
-        side.with(|socket| socket
-            .end()
-            .quiet
-            .iter()
-            .all(|quiet| quiet.load(Ordering::Relaxed) == 0))
-    );
+    adapter.into_iter().for_each(sys::close);
+}
+
+/// A handler has left a thread's wait for what stands still, while that thread has a lock: it is at work then, and nobody takes the segment away from under it.
+#[test]
+#[allow(unsafe_code)]
+fn who_has_jumped_out_of_that_wait_does_not_stand_still() {
+    thread_local! {
+        static GO_OVER: Cell<Option<&'static dyn Fn()>> = const { Cell::new(None) };
+        static LEFT: Cell<bool> = const { Cell::new(false) };
+    }
+    extern "C" fn handler(_: i32) {
+        if let Some(go_over) = GO_OVER.take() {
+            LEFT.set(true);
+            go_over();
+        }
+    }
+    // SAFETY: zero is a valid action; no other test uses this signal.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = handler as extern "C" fn(i32) as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &action, core::ptr::null_mut()), 0);
+    }
+    let (pair, adapter) = mirrored_pair();
+    let side = &pair.sides[0];
+    let (world, fd) = (side.world, side.fd);
+    assert!(side.with(|socket| socket.outgoing().unwrap().control().begin_pass()));
+    let (tell_thread, thread) = std::sync::mpsc::channel();
+    let (has_left, goes_on) = (&std::sync::Barrier::new(2), &std::sync::Barrier::new(2));
+    let waits = move || {
+        worlds::within(world, || {
+            let end = table::socket(fd).expect("a socket of ours").end();
+            amid(
+                |go_over| {
+                    // SAFETY: taken, or put away, before this ends.
+                    let go_over =
+                        unsafe { core::mem::transmute::<&dyn Fn(), &'static dyn Fn()>(go_over) };
+                    GO_OVER.set(Some(go_over));
+                    let _held = end.receive_lock.take().unwrap();
+                    tell_thread.send(sys::gettid()).unwrap();
+                    while !LEFT.get() {
+                        sever::sever(table::socket(fd).unwrap());
+                    }
+                },
+                || {
+                    has_left.wait();
+                    goes_on.wait();
+                },
+            );
+        })
+    };
+    let severed = std::thread::scope(|scope| {
+        side.with(|socket| {
+            let end = socket.end();
+            let words = socket.outgoing().unwrap();
+            // For this it has stood still, in vain.
+            assert!(words.control().begin_byte());
+            scope.spawn(waits);
+            let thread = thread.recv().unwrap();
+            let _ = sever::sever(socket);
+            let sending = end.send_lock.take();
+            words.control().end_byte();
+            // SAFETY: no memory is passed.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR2) };
+            has_left.wait();
+            drop(sending);
+            end.unanswered.set(0);
+            let severed = sever::sever(socket);
+            goes_on.wait();
+            severed
+        })
+    });
+    assert!(!severed, "it is at work, perhaps");
+    side.with(|socket| socket.end().unanswered.set(0));
+    assert!(side.with(sever::sever), "nobody is at work any more");
     adapter.into_iter().for_each(sys::close);
 }
 

@@ -14,6 +14,7 @@ use super::holders::{Held, Holders};
 use super::lives::Services;
 use crate::config::Config;
 use crate::interconnect::Interconnect;
+use crate::interconnect::quiesce::Rounds;
 use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{FreeList, News, P32, P64};
@@ -307,9 +308,8 @@ pub struct End {
     pub severed: P32,
     /// Its adapter stands still in the middle of what it does for this end, and was waited for in vain.
     pub unanswered: P32,
-    /// By whom the send and the receive lock are held that wait for it to let go (`interconnect::sever`); and whether one of them takes the segment away.
-    pub quiet: [AtomicU32; 2],
-    pub taken_away: AtomicU32,
+    /// In which a private copy of the segment is made. (Of all connections that have this entry, one after another.)
+    pub copies: Rounds,
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
@@ -399,11 +399,6 @@ impl End {
         ] {
             word.set(0);
         }
-        self.nobody_is_quiet();
-    }
-
-    fn nobody_is_quiet(&self) {
-        self.quiet.iter().for_each(|quiet| quiet.store(0, Ordering::Relaxed));
     }
 
     /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
@@ -454,7 +449,6 @@ impl End {
         ] {
             word.set(0);
         }
-        self.nobody_is_quiet();
         self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
         self.full_at.set(0);
