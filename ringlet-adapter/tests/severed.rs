@@ -10,14 +10,14 @@ use ringlet_core::memory::Area;
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Mark, Rx, SegmentRing, Tx};
 use ringlet_core::sync::Ordering;
-use ringlet_linux::map;
+use ringlet_linux::map::PrivateCopy;
 use segment::{Segment, with_buffers};
 use std::task::Poll;
 
 /// When something was put into the segment of end 1, end 0 severs itself: this is what it goes on with.
 struct Slow {
     end: Area,
-    copy: Option<Area>,
+    copy: Option<PrivateCopy>,
     rung: usize,
 }
 
@@ -25,7 +25,7 @@ impl Bells for Slow {
     fn published(&mut self, end: usize) {
         if end == 1 && self.copy.is_none() {
             control(self.end, 0).sever();
-            self.copy = Some(map::copy_of(self.end).unwrap());
+            self.copy = Some(PrivateCopy::of_area(self.end).unwrap());
         }
     }
     fn event(&mut self, _end: usize) -> bool {
@@ -64,7 +64,7 @@ fn the_other_end_is_told_of_nothing_that_is_not_in_the_copy() {
         let asked = asks.then(|| theirs.control().ask_delivery());
         let _ = link.pass(&mut slow);
         let copy = slow.copy.expect("it was put there");
-        let seen = SegmentRing::new(copy, ends[0].geometry, 1);
+        let seen = SegmentRing::new(copy.area(), ends[0].geometry, 1);
         let has_come = Rx::default().end(&seen) == 2;
         let told = asked.is_some_and(|asked| theirs.control().is_delivered(asked));
         assert!(has_come || !told, "it was told that all is there");
@@ -72,7 +72,6 @@ fn the_other_end_is_told_of_nothing_that_is_not_in_the_copy() {
         let counted = seen.control().sender.bells.load(Ordering::Relaxed);
         assert!(slow.rung as u64 <= counted, "it was rung for nothing");
         assert_eq!(link.pass(&mut slow), Progress::Failed);
-        // SAFETY: nobody looks there any more.
-        unsafe { map::unmap(copy) };
+        copy.forget();
     }
 }

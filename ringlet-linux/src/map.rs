@@ -373,53 +373,6 @@ pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
     unsafe { map_over(entries.as_ptr() as usize, size_of_val(entries), TABLE | libc::MAP_SHARED) }
 }
 
-/// A private copy of a mapping that others write to as well, as it is now. (Of pages that hold nothing, none are made, neither there nor here.)
-#[derive(Clone, Copy, Default)]
-pub struct Aside {
-    of: usize,
-    base: usize,
-    len: usize,
-}
-
-impl Aside {
-    pub fn of_area(area: Area) -> Option<Aside> {
-        Aside::of(area.base() as usize, area.len())
-    }
-
-    pub fn of_table<T: Zeroed>(entries: &'static [T]) -> Option<Aside> {
-        Aside::of(entries.as_ptr() as usize, size_of_val(entries))
-    }
-
-    fn of(of: usize, len: usize) -> Option<Aside> {
-        let held = Scratch::new(len / PAGE_BYTES, 0u8)?;
-        // SAFETY: a byte for each page.
-        unsafe { sys!(SYS_mincore, of, len, held.base) }.ok()?;
-        let base = map(len, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1).ok()? as usize;
-        for (page, held) in held.iter().enumerate() {
-            if held & 1 != 0 {
-                let at = page * PAGE_BYTES;
-                // SAFETY: whole pages of both mappings; what others write meanwhile is theirs to spoil.
-                unsafe {
-                    core::ptr::copy((of + at) as *const u8, (base + at) as *mut u8, PAGE_BYTES)
-                };
-            }
-        }
-        Some(Aside { of, base, len })
-    }
-
-    /// From now on the copy is there in its place, for this process.
-    pub fn put_in_place(self) {
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both are whole mappings of ours of the same length, with the same rights, made of atomics and bytes.
-        let _ = unsafe { sys!(SYS_mremap, self.base, self.len, self.len, flags, self.of) };
-    }
-
-    pub fn forget(self) {
-        // SAFETY: our own mapping, of which nobody else knows.
-        let _ = unsafe { sys!(SYS_munmap, self.base, self.len) };
-    }
-}
-
 /// A table that is zero again in a child by fork, however the fork was made: the cheapest way to notice one.
 pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
     let base = map(count * size_of::<T>(), READ_WRITE, libc::MAP_PRIVATE | TABLE, -1)?;
@@ -552,9 +505,54 @@ pub unsafe fn put_in_place(fresh: Area, place: Area) -> Sys<()> {
     unsafe { sys!(SYS_mremap, fresh.base(), len, len, how, place.base()) }.map(drop)
 }
 
-/// A copy of a mapping that others write to as well, shared with our children by fork as that one was. Words are copied from the lowest address on, each
-/// whole and behind the one before (so what is published at a lower one is there). Memory that can't be had is an error.
-pub fn copy_of(area: Area) -> Sys<Area> {
+/// A copy of a mapping that others write to as well, as it is now. It may take the place of that one in this process (or in a child, if it was made before
+/// the fork), and is shared with later children as that one was.
+#[derive(Clone, Copy, Default)]
+pub struct PrivateCopy {
+    of: usize,
+    base: usize,
+    len: usize,
+}
+
+impl PrivateCopy {
+    pub fn of_area(area: Area) -> Sys<PrivateCopy> {
+        let copy = copy_of(area)?;
+        Ok(PrivateCopy { of: area.base() as usize, base: copy.base() as usize, len: area.len() })
+    }
+
+    pub fn of_table<T: Zeroed>(entries: &'static [T]) -> Sys<PrivateCopy> {
+        // SAFETY: whole pages of a table of ours, which lasts.
+        let table = unsafe { Area::new(entries.as_ptr().cast_mut().cast(), size_of_val(entries)) };
+        PrivateCopy::of_area(table)
+    }
+
+    pub fn area(&self) -> Area {
+        // SAFETY: a whole mapping of ours, shown to nobody.
+        unsafe { Area::new(self.base as *mut u8, self.len) }
+    }
+
+    /// From now on it is there in the place of what was copied. If that fails all is as before, and the copy is gone.
+    ///
+    /// # Safety
+    /// As of `put_in_place`.
+    pub unsafe fn put_in_place(self) -> Sys<()> {
+        // SAFETY: whole pages of ours, which last; the rest by contract.
+        let placed = unsafe { put_in_place(self.area(), Area::new(self.of as *mut u8, self.len)) };
+        if placed.is_err() {
+            self.forget();
+        }
+        placed
+    }
+
+    pub fn forget(self) {
+        // SAFETY: nobody else knows of it.
+        unsafe { unmap(self.area()) };
+    }
+}
+
+/// Words are copied from the lowest address on, each whole and behind the one before (so what is published at a lower one is there). Memory that can't be had
+/// is an error. WHY all pages are made to be there first, also those that were never used: mincore tells of none that is swapped out.
+fn copy_of(area: Area) -> Sys<Area> {
     const WORD: usize = size_of::<AtomicU64>();
     populate(area, false)?;
     let len = area.len();

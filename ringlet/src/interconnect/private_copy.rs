@@ -8,7 +8,8 @@ use core::mem::offset_of;
 use ringlet_core::layout::{Control, LINE_BYTES, SLOT_COUNT, SLOTS_OFFSET, control_offset};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU64, Ordering, fence};
-use ringlet_linux::{map, sys};
+use ringlet_linux::map::PrivateCopy;
+use ringlet_linux::sys;
 
 /// What a round has come to.
 #[derive(PartialEq, Eq)]
@@ -53,7 +54,7 @@ fn is_of_one_moment(area: Area, copy: Area, sends: usize) -> bool {
         (base + at..base + end).step_by(size_of::<AtomicU64>())
     };
     let slots = SLOTS_OFFSET + (1 - sends) * SLOT_COUNT * LINE_BYTES;
-    // ORDER: SeqCst, behind the copy, each word of which was read by Acquire (`map::copy_of`): what stood before one of them is seen by now.
+    // ORDER: SeqCst, behind the copy, each word of which was read by Acquire (`PrivateCopy`): what stood before one of them is seen by now.
     fence(Ordering::SeqCst);
     let mut words = part(sends, 0, offset_of!(Control, sender))
         .chain(part(1 - sends, offset_of!(Control, sender), offset_of!(Control, serving)))
@@ -66,26 +67,24 @@ fn is_of_one_moment(area: Area, copy: Area, sends: usize) -> bool {
 fn put_copy_in_place(area: Area, sends: usize) -> Placed {
     // ORDER: SeqCst, behind `severed`; pairs with `mirror::has_what_was_put`: what is told of is copied.
     fence(Ordering::SeqCst);
-    let Ok(copy) = map::copy_of(area) else { return Placed::NotNow };
-    if !is_of_one_moment(area, copy, sends) {
-        // SAFETY: mapped just now and shown to nobody.
-        unsafe { map::unmap(copy) };
+    let Ok(copy) = PrivateCopy::of_area(area) else { return Placed::NotNow };
+    if !is_of_one_moment(area, copy.area(), sends) {
+        copy.forget();
         return Placed::NotStill;
     }
     // SAFETY: two mappings of ours, of one size, with the same in them: who has a reference into the one reads and writes atomics of the other. Under the
     // locks, which are ours or of threads that wait for us, nothing changes; what others note there meanwhile is for the adapter.
-    let placed = unsafe { map::put_in_place(copy, area) };
-    if placed.is_err() {
-        // SAFETY: mapped just now and shown to nobody.
-        unsafe { map::unmap(copy) };
+    match unsafe { copy.put_in_place() } {
+        Ok(()) => Placed::Done,
+        Err(_) => Placed::NotNow,
     }
-    if placed.is_ok() { Placed::Done } else { Placed::NotNow }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use ringlet_core::layout::Geometry;
+    use ringlet_linux::map;
 
     /// Which of an end's words an adapter at work changes: each of them is seen, and none of the end's own.
     #[test]
@@ -96,8 +95,8 @@ mod tests {
         let memory = map::sealed_memfd(c"moment", bytes, libc::F_SEAL_SEAL).unwrap();
         let area = map::map_shared(memory, bytes, true).unwrap();
         for sends in 0..2 {
-            let copy = map::copy_of(area).unwrap();
-            let same = || is_of_one_moment(area, copy, sends);
+            let copy = PrivateCopy::of_area(area).unwrap();
+            let same = || is_of_one_moment(area, copy.area(), sends);
             let (ours, theirs) = (control_offset(sends), control_offset(1 - sends));
             let slots = |direction| geometry.slot_offset(direction, 0);
             // (A look at all of the slots takes a while: so at some of them.)
@@ -113,11 +112,45 @@ mod tests {
                 assert_eq!(same(), !adapters, "{at}");
                 word.store(0, Ordering::Relaxed);
             }
-            // SAFETY: nobody looks there any more.
-            unsafe { map::unmap(copy) };
+            copy.forget();
         }
-        // SAFETY: as above.
+        // SAFETY: nobody looks there any more.
         unsafe { map::unmap(area) };
+        sys::close(memory);
+    }
+
+    /// A copy that has taken its place is one memory for this process and its children, as the segment was; others write to that and are not seen.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_copy_is_shared_with_children() {
+        let bytes = Geometry::new(1 << 16).unwrap().segment_bytes();
+        let memory = map::sealed_memfd(c"shared", bytes, libc::F_SEAL_SEAL).unwrap();
+        let [area, others] = [(); 2].map(|()| map::map_shared(memory, bytes, true).unwrap());
+        let word = |area: Area, at: usize| area.at::<AtomicU64>(at);
+        // (Of a page that has nothing there is none in the copy, until it is used.)
+        let places = [0, bytes / 2, bytes - 8];
+        word(others, 0).store(7, Ordering::Relaxed);
+        let copy = PrivateCopy::of_area(area).unwrap();
+        // SAFETY: atomics, here and there.
+        unsafe { copy.put_in_place() }.unwrap();
+        assert_eq!(word(area, 0).load(Ordering::Relaxed), 7);
+        // SAFETY: the child stores some words and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            places.iter().for_each(|at| word(area, *at).store(9, Ordering::Relaxed));
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: a number of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        for at in places {
+            assert_eq!(word(area, at).load(Ordering::Relaxed), 9);
+            word(others, at).store(5, Ordering::Relaxed);
+            assert_eq!(word(area, at).load(Ordering::Relaxed), 9);
+        }
+        // SAFETY: nobody looks there any more.
+        [area, others].into_iter().for_each(|area| unsafe { map::unmap(area) });
         sys::close(memory);
     }
 }

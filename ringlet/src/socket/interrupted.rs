@@ -7,7 +7,7 @@
 
 use super::table::{Socket, Stage, Tables};
 use crate::local::{self, Local, Zero};
-use ringlet_linux::map::Aside;
+use ringlet_linux::map::PrivateCopy;
 
 /// Connections at whose locks one thread can be: a handler may have interrupted a handler.
 const HELD_MOST: usize = 4;
@@ -16,8 +16,8 @@ const HELD_MOST: usize = 4;
 struct Held {
     /// 0: none.
     socket: u32,
-    segment: Aside,
-    ends: Aside,
+    segment: PrivateCopy,
+    ends: PrivateCopy,
 }
 
 impl Held {
@@ -41,9 +41,10 @@ pub fn before_fork(tables: &'static Tables) {
     HELD.with_each(|all| {
         for (place, socket) in all.iter().zip(tables.followed().filter(held)) {
             let Some((area, _)) = socket.segment() else { continue };
-            let ends = Aside::of_table(tables.ends.chunk(socket.end_index()));
-            if let Some((segment, ends)) = Aside::of_area(area).zip(ends) {
-                place.set(Held { socket: tables.index_of(socket), segment, ends });
+            let Ok(segment) = PrivateCopy::of_area(area) else { continue };
+            match PrivateCopy::of_table(tables.ends.chunk(socket.end_index())) {
+                Ok(ends) => place.set(Held { socket: tables.index_of(socket), segment, ends }),
+                Err(_) => segment.forget(),
             }
         }
     });
@@ -76,8 +77,11 @@ pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Soc
         disown(socket, kept.iter().any(|held| held.socket == index));
     }
     for held in kept.into_iter().filter(Held::is) {
-        held.segment.put_in_place();
-        held.ends.put_in_place();
+        for copy in [held.segment, held.ends] {
+            // SAFETY: a segment, and a table: both are made of atomics, and the copy has what they had.
+            #[allow(unsafe_code)]
+            let _ = unsafe { copy.put_in_place() };
+        }
         let end = tables.sockets.at(held.socket as usize).end();
         end.sender.keep_out();
         // The frame does not free them, since it is another's; who waited for it would wait for ever.

@@ -22,7 +22,7 @@ use crate::reasons::Reason;
 use crate::stack::tests::{amid, deeper};
 use crate::worlds;
 use ringlet_core::bells;
-use ringlet_core::layout::{Control, Geometry, NOT_SHUT};
+use ringlet_core::layout::{Control, Geometry, NOT_SHUT, SLOTS_OFFSET};
 use ringlet_core::memory::{Area, Buffer, Buffers};
 use ringlet_core::mirror::Answers;
 use ringlet_core::sync::{AtomicU64, Ordering};
@@ -1100,6 +1100,98 @@ fn who_has_jumped_out_of_that_wait_does_not_stand_still() {
     side.with(|socket| socket.end().unanswered.set(0));
     assert!(side.with(sever::sever), "nobody is at work any more");
     adapter.into_iter().for_each(sys::close);
+}
+
+/// While another thread forks no copy is put in place: the child would go on with the segment, beside its parent with the copy. Behind the fork it is.
+#[test]
+fn no_copy_is_put_in_place_amid_a_fork() {
+    let (pair, adapter) = mirrored_pair();
+    let side = &pair.sides[0];
+    let world = side.world;
+    assert!(side.with(|socket| socket.outgoing().unwrap().control().begin_pass()));
+    let step = &std::sync::Barrier::new(2);
+    let (amid, behind) = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            worlds::within(world, || {
+                let gate = &tables().unwrap().process().gate;
+                gate.shut();
+                step.wait();
+                step.wait();
+                gate.open(false);
+                step.wait();
+            })
+        });
+        step.wait();
+        let amid = side.with(sever::sever);
+        step.wait();
+        step.wait();
+        side.with(|socket| socket.end().unanswered.set(0));
+        (amid, side.with(sever::sever))
+    });
+    assert_eq!((amid, behind), (false, true));
+    adapter.into_iter().for_each(sys::close);
+}
+
+/// From now on this thread is refused a call where this argument of it has this value.
+#[allow(unsafe_code)]
+fn refuse(call: libc::c_long, argument: u32, value: i32, error: i32) {
+    let of = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let (load, equal, answer) = (0x20, 0x15, 0x06);
+    let mut filter = [
+        of(load, 0, 0, 0),
+        of(equal, 0, 3, call as u32),
+        of(load, 0, 0, 16 + 8 * argument),
+        of(equal, 0, 1, value as u32),
+        of(answer, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
+        of(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program is there for the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+    }
+}
+
+/// There is no memory for the copy, or a filter forbids a step of it: then the segment stays as it is, and the connection ends with an error, unless the
+/// step can be done without.
+#[test]
+fn where_no_copy_can_be_made_the_connection_ends_with_an_error() {
+    let anonymous = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let in_place = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    for (call, argument, value, error, severs) in [
+        (libc::SYS_mmap, 3, anonymous, libc::ENOMEM, false),
+        (libc::SYS_mremap, 3, in_place, libc::ENOMEM, false),
+        (libc::SYS_mremap, 3, in_place, libc::EPERM, false),
+        // To have pages there beforehand.
+        (libc::SYS_madvise, 2, 22, libc::ENOMEM, false),
+        (libc::SYS_madvise, 2, 22, libc::EPERM, true),
+        (libc::SYS_madvise, 2, 23, libc::ENOMEM, false),
+        (libc::SYS_madvise, 2, 23, libc::EPERM, true),
+    ] {
+        // (The filter is this thread's.)
+        let run = move || {
+            let (pair, adapter) = mirrored_pair();
+            assert_eq!((pair.send(0, 5), pair.send(1, 7)), (Ok(5), Ok(7)));
+            let side = &pair.sides[0];
+            assert!(side.with(|socket| socket.outgoing().unwrap().control().begin_pass()));
+            let other = side.with(|socket| mapped_twice(socket.segment().unwrap().0));
+            refuse(call, argument, value, error);
+            assert_eq!(side.with(sever::sever), severs, "{call}, {error}");
+            let is_same = side.with(|socket| {
+                let at = SLOTS_OFFSET - 8;
+                other.at::<AtomicU64>(at).store(!0, Ordering::Relaxed);
+                let area = socket.segment().unwrap().0;
+                area.at::<AtomicU64>(at).load(Ordering::Relaxed) == !0
+            });
+            assert_eq!(is_same, !severs, "{call}, {error}");
+            pair.leave(0, Reason::Option);
+            let has_ended = side.with(|socket| socket.end().ended.get() != 0);
+            assert_eq!(has_ended, !severs, "{call}, {error}");
+            adapter.into_iter().for_each(sys::close);
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
 }
 
 /// A byte that the adapter may yet put would be taken for one of the program's: the connection ends with an error.
