@@ -6,8 +6,9 @@
 //! wished for.
 
 use super::patience::wait_patiently;
-use super::table::{Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{carrier, in_use, moving, sides, table, view, words};
+use super::table::{End, Receiving, Sending, Socket, Stage, Tables, tables};
+use super::{again, carrier, in_use, moving, orphan, sides, table, view, words};
+use crate::interconnect::sever;
 use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
@@ -25,7 +26,6 @@ const QUIET_LOOKS: u32 = 100_000;
 pub fn stays(tables: &Tables, socket: &'static Socket) -> bool {
     let end = socket.end();
     let may = socket.stage() == Stage::Attached
-        && !end.mirrored.is()
         && !carrier::facts(socket).has_boundaries
         && socket.watches.load(Ordering::Relaxed) == 0
         && tables.holders.is_alone(&end.holders);
@@ -34,7 +34,7 @@ pub fn stays(tables: &Tables, socket: &'static Socket) -> bool {
     }
     // What we send goes by the kernel from now on.
     moving::send_back(socket, Reason::Sandbox);
-    if !matches!(end.sending(), Sending::KernelForGood) {
+    if !matches!(end.sending(), Sending::KernelForGood) || !parts_from_adapter(socket, end) {
         return false;
     }
     carrier::tune(socket, end);
@@ -44,13 +44,37 @@ pub fn stays(tables: &Tables, socket: &'static Socket) -> bool {
     true
 }
 
+/// Both directions go on in the kernel by now. To an adapter words are said by system calls: so it is to touch the segment no more, and the other end hears
+/// so now.
+fn parts_from_adapter(socket: &Socket, end: &End) -> bool {
+    if !end.mirrored.is() {
+        return true;
+    }
+    let (Some(ring), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else { return false };
+    let Some(_held) = end.send_lock.take() else { return false };
+    if !sever::sever(socket) {
+        return false;
+    }
+    orphan::go_back(socket, end, &outgoing, false);
+    again::never(socket);
+    ring.control().room_wish().withdraw();
+    end.mirrored.set(0);
+    true
+}
+
 /// Does the peer answer soon that it sends again what is unread?
 fn is_sent_again(socket: &'static Socket) -> bool {
     moving::leave_early(socket);
     let _in_use = in_use::Waiter::new(socket);
     let end = socket.end();
+    // (It answers, and then sends. What is not here yet the program does not find, nor does the kernel reset a connection for it.)
+    let comes = || wait_patiently(|| tcp::unread(socket.fd()) != Ok(0));
     if !moving::is_owed(socket) {
-        return end.receiver.has_left();
+        let left = end.receiver.has_left();
+        if left && socket.incoming().is_some_and(|ring| end.rx.has_bytes(&ring)) {
+            comes();
+        }
+        return left;
     }
     if let Some(outgoing) = socket.outgoing() {
         // (It may sleep.)
@@ -61,6 +85,9 @@ fn is_sent_again(socket: &'static Socket) -> bool {
         let _held = end.receive_lock.take()?;
         Some(sides::incoming(socket, end, &socket.incoming()?).stay_after_all())
     };
+    if answered {
+        comes();
+    }
     answered || stays() != Some(true)
 }
 
@@ -82,14 +109,16 @@ fn holds_rest(socket: &'static Socket) -> bool {
     ring.control().data_wish().withdraw();
     outgoing.control().room_wish().withdraw();
     // (One that waits for room in the ring has to be rung for.)
-    if ring.control().room_wish().is_open() {
+    let is_mirrored = end.mirrored.is();
+    if !is_mirrored && ring.control().room_wish().is_open() {
         return false;
     }
     wait_patiently(|| {
         // In this order: a mark is published before the first byte that it gives a meaning to, and what a sender at work rings is there behind it.
         let quiet = side.is_quiet();
         let place = match end.rx.mark_ahead(&ring) {
-            None => Some(words::bells_end(end, &ring)),
+            // (By an adapter more may come.)
+            None => Some(words::bells_end(end, &ring)).filter(|_| !is_mirrored),
             Some(mark @ Mark::Back(_)) => end.receiver.goes_on_at(mark),
             Some(Mark::Start(_)) => None,
         };
