@@ -2,8 +2,8 @@
 //! put nothing on the end's connection. To whoever asks it has died then.
 //!
 //! An adapter that is at work for this end finishes that first (`ringlet_core::mirror`). One that stands still meanwhile, and may go on at any time, can do
-//! two things. It may write to the segment: so a private copy takes the place of the segment in this process, and what is written there later is seen by nobody. And
-//! it may put a doorbell byte on the connection: so that byte must be there already, as the kernel's count of TCP tells.
+//! two things. It may write to the segment: so a private copy takes the place of the segment in this process, and nobody sees what is written there later.
+//! And it may put a doorbell byte on the connection: so that byte must be there already, as the count of TCP tells.
 //!
 //! ```text
 //! a pass is under way    a byte is under way    then
