@@ -74,7 +74,7 @@ pub struct Wish<'a> {
     pub granted: &'a AtomicU64,
 }
 
-const HOW_BITS: u32 = 3;
+pub const HOW_BITS: u32 = 3;
 const HOW: u64 = (1 << HOW_BITS) - 1;
 
 impl Wish<'_> {

@@ -4,9 +4,10 @@
 
 use ringlet_core::layout::{
     CONTROL_OFFSET, Control, Credit, FLAG_BITS, FLAG_CONTROL, FLAG_DATA, FLAG_REWIND, INLINE_BYTES,
-    LEN_BITS, LINE_BYTES, PUBLISHED, RINGS_BY_NAME, Receiver, SEGMENT_MAGIC, SHUT_READ,
-    SHUT_UNREAD, SLOT_COUNT, SLOTS_OFFSET, Sender, VERSION, WANT_BYTE, WANT_EVENT,
+    LEN_BITS, LINE_BYTES, PUBLISHED, RINGS_BY_NAME, ReadyBoard, Receiver, SEGMENT_MAGIC, SHUT_READ,
+    SHUT_UNREAD, SLOT_COUNT, SLOTS_OFFSET, Sender, VERSION, WANT_BYTE, WANT_EVENT, WANT_READY,
 };
+use ringlet_core::wait::HOW_BITS;
 use std::mem::offset_of;
 
 /// What `names = values` says of `name`, where it stands at the beginning of a line.
@@ -47,6 +48,7 @@ fn the_hostile_peer_writes_to_the_words_that_are_read() {
         ("HELD", receiver + offset_of!(Receiver, held)),
         ("PARTED", receiver + offset_of!(Receiver, parted)),
         ("BELLS_PUT", receiver + offset_of!(Receiver, bells_put)),
+        ("LANE", receiver + offset_of!(Receiver, lane)),
         ("WANT_ROOM", sender + offset_of!(Sender, want_room)),
         ("DATA_GRANTED", sender + offset_of!(Sender, data_granted)),
         ("SHUT", sender + offset_of!(Sender, shut)),
@@ -69,6 +71,8 @@ fn the_hostile_peer_writes_to_the_words_that_are_read() {
         ("SHUT_READ", SHUT_READ as usize),
         ("SHUT_UNREAD", SHUT_UNREAD as usize),
         ("WANT_BYTE", WANT_BYTE as usize),
+        ("WANT_READY", WANT_READY as usize),
+        ("HOW_BITS", HOW_BITS as usize),
         ("SLOT_COUNT", SLOT_COUNT),
         ("LINE_BYTES", LINE_BYTES),
         ("INLINE_BYTES", INLINE_BYTES),
@@ -85,5 +89,6 @@ fn the_hostile_peer_writes_to_the_words_that_are_read() {
     }
     let harness = include_str!("../../tests/harness.py");
     assert_eq!(said(harness, "VERSION"), VERSION.to_string());
+    assert_eq!(said(python, "BOARDS_BYTES"), format!("32 * {}", size_of::<ReadyBoard>()));
     assert_eq!(said(python, "PUBLISHED"), format!("1 << {}", PUBLISHED.trailing_zeros()));
 }

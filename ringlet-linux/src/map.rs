@@ -24,21 +24,25 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
 unsafe impl Zeroed for AtomicUsize {}
 
 fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
+    map_at(0, len, prot, flags, fd)
+}
+
+fn map_at(offset: usize, len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
     if locked::is_future_locked() {
-        return map_unlocked(len, prot, flags, fd);
+        return map_unlocked(offset, len, prot, flags, fd);
     }
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
-    unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, 0usize) }
+    unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, offset) }
         .map(|address| address as *mut u8)
 }
 
 /// Where the program has all locked that is mapped. KERNEL: no page is made to be there that may not be used yet. (It counts against the limit for
 /// a moment, and can't be had where that has no room for it.)
 #[cold]
-fn map_unlocked(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
+fn map_unlocked(offset: usize, len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
     // SAFETY: as in `map`; nobody else knows of it yet.
     unsafe {
-        let address = sys!(SYS_mmap, 0usize, len, libc::PROT_NONE, flags, fd, 0usize)?;
+        let address = sys!(SYS_mmap, 0usize, len, libc::PROT_NONE, flags, fd, offset)?;
         let done = sys!(SYS_munlock, address, len).and(sys!(SYS_mprotect, address, len, prot));
         if let Err(error) = done {
             let _ = sys!(SYS_munmap, address, len);
@@ -481,7 +485,14 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
     Ok(unsafe { Area::new(base, len) })
 }
 
-/// The same for what is the library's own affair, and large: no core dump of the program has it.
+/// The same of whole pages of it, for writing.
+pub fn map_shared_at(fd: i32, offset: usize, len: usize) -> Sys<Area> {
+    let base = map_at(offset, len, READ_WRITE, libc::MAP_SHARED, fd)?;
+    // SAFETY: as above.
+    Ok(unsafe { Area::new(base, len) })
+}
+
+/// The same as `map_shared` for what is the library's own affair, and large: no core dump of the program has it.
 pub fn map_segment(fd: i32, len: usize) -> Sys<Area> {
     let area = map_shared(fd, len, true)?;
     leave_out(area.base() as usize, len);

@@ -31,16 +31,18 @@ STATE, KEEP_OUT, DRAINING, CHANGES, TAKING, DELIVERED, HELD, PARTED = 128, 132, 
 SHUT, WORKING, ANSWERED, ATTACHED, CUTTING = 256, 260, 264, 268, 272
 FLUSHES, RINGS, EVENTS, HOLD, PARTING, ECHO = 276, 280, 284, 288, 292, 344
 CREDIT_SLOTS, CREDIT_DATA = 0, 8
-USED, WANT_DATA, ROOM_GRANTED, BELLS_PUT = 144, 192, 200, 224
+USED, WANT_DATA, ROOM_GRANTED, BELLS_PUT, LANE = 144, 192, 200, 224, 232
 SHUT_AT, KERNEL_AT, WRITTEN, WANT_ROOM, DATA_GRANTED, BELLS = 296, 304, 312, 320, 328, 336
 HALVES = (STATE, KEEP_OUT, DRAINING, CHANGES, TAKING, DELIVERED, HELD, PARTED, SHUT, WORKING, ANSWERED, ATTACHED, CUTTING)
 HALVES += (FLUSHES, RINGS, EVENTS, HOLD, PARTING, ECHO)
-WORDS = (WANT_DATA, ROOM_GRANTED, USED, BELLS_PUT, WANT_ROOM, DATA_GRANTED, BELLS, SHUT_AT, KERNEL_AT, WRITTEN)
+WORDS = (WANT_DATA, ROOM_GRANTED, USED, BELLS_PUT, LANE, WANT_ROOM, DATA_GRANTED, BELLS, SHUT_AT, KERNEL_AT, WRITTEN)
 CLOSED, LEAVES = 1, 6  # values of STATE; it leaves for the first time
 SHUT_READ, SHUT_UNREAD = 2, 3  # values of SHUT
-WANT_BYTE, WANT_EVENT = 1, 2
+WANT_BYTE, WANT_EVENT, WANT_READY = 1, 2, 4
+HOW_BITS = 3
+BOARDS_BYTES = 32 * 12288
 RINGS_BY_NAME = 3  # a value of ATTACHED
-WISH_BYTE = 1 << 2 | WANT_BYTE  # the first wish
+WISH_BYTE = 1 << HOW_BITS | WANT_BYTE  # the first wish
 LEN_BITS, FLAG_BITS = 17, 3
 PUBLISHED = 1 << 43
 DATA, REWIND, CONTROL = 1, 2, 4
@@ -308,7 +310,7 @@ class Peer:
     def wish(self, how):
         """Our receiver wants to be woken by the next record."""
         at = self.segment.control(1 - self.out, WANT_DATA) // 8
-        self.segment.words[at] = (self.segment.words[at] >> 2) + 1 << 2 | how
+        self.segment.words[at] = (self.segment.words[at] >> HOW_BITS) + 1 << HOW_BITS | how
 
     def take_bytes(self):
         """Doorbells that have come by the kernel's connection."""

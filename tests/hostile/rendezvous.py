@@ -17,7 +17,7 @@ import traceback
 
 import protocol
 from harness import CONNECTION, VERSION, Failed, Skipped, frame, require, wait_until
-from protocol import ACCEPTING, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
+from protocol import ACCEPTING, BOARDS_BYTES, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
 from protocol import segment_bytes, segment_memfd
 from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject, plain
 from victim import elsewhere
@@ -509,6 +509,10 @@ BELL_LIES = [
     Lie("an unsealed context page", bell=[eventfd, lambda _: memfd(PAGE_BYTES, seals=0)]),
     Lie("an empty context page", bell=[eventfd, lambda _: memfd(0)]),
     Lie("a context page of huge pages", bell=[eventfd, huge]),
+    *(Lie(f"a {kind.__name__} for a ready board", bell=[eventfd, page, kind]) for kind in KINDS),
+    Lie("an unsealed ready board", bell=[eventfd, page, lambda _: memfd(BOARDS_BYTES, seals=0)]),
+    Lie("a ready board that can't be written", bell=[eventfd, page, lambda _: memfd(BOARDS_BYTES, seals=ALL_SEALS | WRITE)]),
+    Lie("a ready board of huge pages", bell=[eventfd, page, huge]),
     *(Lie(f"context {number}", bell=[eventfd, page], context=number) for number in (0, 33, 1 << 31, 0xFFFFFFFF)),
     Lie("more descriptors than are read", bell=[eventfd, page] + [eventfd] * 60),
 ]

@@ -18,6 +18,7 @@ from protocol import (
     CREDIT_DATA,
     CREDIT_SLOTS,
     HALVES,
+    LANE,
     LEAVES,
     PUBLISHED,
     SHUT,
@@ -28,7 +29,9 @@ from protocol import (
     STATE,
     WANT_BYTE,
     WANT_DATA,
+    WANT_READY,
     WISH_BYTE,
+    WORD,
     WORDS,
     WORKING,
     WRITTEN,
@@ -60,6 +63,8 @@ def scenes(ground):
         leavers(ground)
     with ground.scene("peers that close before a doorbell comes"):
         late_doorbells(ground)
+    with ground.scene("a peer that has no ready board, and wishes for its bit"):
+        no_ready_board(ground)
     with ground.scene("peers that spoil doorbells"):
         doorbells(ground)
     with ground.scene("peers that end before what they have promised"):
@@ -306,6 +311,20 @@ def late_doorbells(ground):
             except Problem as problem:
                 require(str(problem) == wanted, f"{way}: {problem} instead of {wanted}")
             victim.do("close", connection)
+
+
+def no_ready_board(ground):
+    """Who has given no ready board, and wishes for a bit there, hears a byte, whatever bit it names."""
+    victim = Subject(ground)
+    peer, connection = moved_peer(victim, CONNECTING)
+    for lane in (0, 65535, 65536, 1 << 40, WORD):
+        peer.segment.set_credit(1 - peer.out, LANE, lane)
+        peer.wish(WANT_READY)
+        victim.do("send", connection, 10)
+        peer.receive(10, victim)
+        require(len(peer.take_bytes()) == 1, f"no byte rings for bit {lane}")
+    victim.do("close", connection)
+    peer.close()
 
 
 def broken_promises(ground):

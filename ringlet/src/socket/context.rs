@@ -28,6 +28,7 @@ const CONTEXT_COUNT: usize = 32;
 const FLAG_APART_BYTES: usize = 128;
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(CONTEXT_COUNT * FLAG_APART_BYTES == PAGE_BYTES);
+const BOARDS_BYTES: usize = CONTEXT_COUNT * size_of::<ReadyBoard>();
 /// Peers' contexts that we can ring.
 const BELL_COUNT: u32 = 4096;
 
@@ -46,9 +47,6 @@ struct Context {
     heard: P32,
     /// Strangers may be told of it.
     barred: P32,
-    /// Of a set: its ready board, which stays with the place, 0 if there is none; and its memfd.
-    board: AtomicUsize,
-    board_memfd: P32,
 }
 
 impl Context {
@@ -137,6 +135,9 @@ struct Ours {
     page: AtomicUsize,
     memfd: P32,
     process: P64,
+    /// The contexts' ready boards, made with the page, 0 where they could not be had; and their memfd.
+    boards: AtomicUsize,
+    boards_memfd: P32,
     /// The kernel's count of threads that want to run, once it was asked for; `NO_LOAD` if it can't be had.
     load: P32,
     /// How many bells were ever in use, with the first, which never is: a fork's child that looks at all the others would pay for their pages.
@@ -210,10 +211,6 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         if context.named.is() {
             tables.close_hidden(context.named.swap(0) as i32);
         }
-        if context.board_memfd.is() {
-            tables.close_hidden(context.board_memfd.swap(0) as i32);
-        }
-        context.board.store(0, Ordering::Relaxed);
         context.owner.set(0);
     }
     for bell in &all.bells()[1..] {
@@ -223,6 +220,9 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
     if ours.page.load(Ordering::Relaxed) != 0 {
         tables.close_hidden(ours.memfd.get() as i32);
         ours.page.store(0, Ordering::Relaxed);
+        if ours.boards.swap(0, Ordering::Relaxed) != 0 {
+            tables.close_hidden(ours.boards_memfd.swap(0) as i32);
+        }
     }
     for socket in tables.followed() {
         socket.home.set(0);
@@ -255,7 +255,7 @@ pub struct Card {
     pub context: u32,
     pub eventfd: i32,
     pub page_memfd: i32,
-    pub board_memfd: Option<i32>,
+    pub boards_memfd: Option<i32>,
 }
 
 fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
@@ -277,21 +277,20 @@ fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
     Some(())
 }
 
-/// A ready board for the context of a set. (Without one, who rests there is woken by bytes.)
-fn make_board(tables: &Tables, context: &Context) -> Option<()> {
-    if context.board.load(Ordering::Acquire) != 0 || fd::share() < LOAD_SHARE {
+/// The ready boards of all contexts. (Without them, what rests is woken by bytes.)
+fn make_boards(tables: &Tables, ours: &Ours) -> Option<()> {
+    if fd::share() < LOAD_SHARE {
         return None;
     }
-    let bytes = size_of::<ReadyBoard>();
-    let memfd =
-        map::sealed_memfd(c"ringlet-ready", bytes, libc::F_SEAL_SEAL).and_then(fd::hide).ok()?;
-    let Ok(area) = map::map_shared(memfd, bytes, true) else {
+    let memfd = map::sealed_memfd(c"ringlet-ready", BOARDS_BYTES, libc::F_SEAL_SEAL);
+    let memfd = memfd.and_then(fd::hide).ok()?;
+    let Ok(area) = map::map_shared(memfd, BOARDS_BYTES, true) else {
         sys::close(memfd);
         return None;
     };
     tables.hide(memfd);
-    context.board_memfd.set(memfd as u32);
-    context.board.store(area.base() as usize, Ordering::Release);
+    ours.boards_memfd.set(memfd as u32);
+    ours.boards.store(area.base() as usize, Ordering::Release);
     Some(())
 }
 
@@ -302,6 +301,7 @@ fn context_of(owner: u32) -> Option<u32> {
     let ours = &all.ours[0];
     if ours.page.load(Ordering::Acquire) == 0 {
         make_page(tables, ours)?;
+        let _ = make_boards(tables, ours);
     }
     if let Some(found) = all.contexts.iter().position(|context| context.owner.get() == owner) {
         return Some(found as u32 + 1);
@@ -321,9 +321,6 @@ fn context_of(owner: u32) -> Option<u32> {
         let eventfd = fd::eventfd().ok()?;
         tables.hide(eventfd);
         context.eventfd.set(eventfd as u32);
-    }
-    if owner & SET_OWNER != 0 {
-        let _ = make_board(tables, context);
     }
     context.owner.set(owner);
     Some(at as u32 + 1)
@@ -491,15 +488,19 @@ pub fn card(context: u32) -> Option<Card> {
         context,
         eventfd: eventfd_of(context),
         page_memfd: all.ours[0].memfd.get() as i32,
-        board_memfd: Some(all.contexts[context as usize - 1].board_memfd.get() as i32)
-            .filter(|memfd| *memfd != 0),
+        boards_memfd: Some(all.ours[0].boards_memfd.get() as i32).filter(|memfd| *memfd != 0),
     })
 }
 
 /// The ready board of a context of ours, if it has one.
 #[inline(always)]
 pub fn board_of(context: u32) -> Option<Board<'static>> {
-    board_at(numbered(context)?.board.load(Ordering::Acquire))
+    let boards = CONTEXTS.get()?.ours[0].boards.load(Ordering::Acquire);
+    if boards == 0 {
+        return None;
+    }
+    let place = (context as usize).wrapping_sub(1) % CONTEXT_COUNT;
+    board_at(boards + place * size_of::<ReadyBoard>())
 }
 
 #[allow(unsafe_code)]
@@ -572,7 +573,7 @@ pub fn keep(
     process: u64,
     context: u32,
     [eventfd, page_memfd]: [i32; 2],
-    board_memfd: Option<i32>,
+    boards_memfd: Option<i32>,
 ) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     // Nobody else is trusted with a bell.
@@ -582,12 +583,12 @@ pub fn keep(
         true => sys::close(eventfd),
         false => apart::close_foreign(eventfd, user),
     };
-    let close_board =
-        || board_memfd.into_iter().for_each(|memfd| apart::close_foreign(memfd, user));
+    let close_boards =
+        || boards_memfd.into_iter().for_each(|memfd| apart::close_foreign(memfd, user));
     let close_all = || {
         close_eventfd();
         apart::close_foreign(page_memfd, user);
-        close_board();
+        close_boards();
     };
     let Some(_held) = all.lock[0].take() else {
         close_all();
@@ -616,16 +617,17 @@ pub fn keep(
     };
     let Ok(eventfd) = fd::hide(eventfd) else {
         apart::close_foreign(page_memfd, user);
-        close_board();
+        close_boards();
         return None;
     };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
     apart::close_foreign(page_memfd, user);
-    let bytes = size_of::<ReadyBoard>();
-    let board = board_memfd
-        .filter(|memfd| mapped.is_ok() && map::sealed_size(*memfd) == Ok(bytes))
-        .and_then(|memfd| map::map_shared(memfd, bytes, true).ok());
-    close_board();
+    // (Of all of them that of the context is mapped.)
+    let (place, bytes) = (context as usize - 1, size_of::<ReadyBoard>());
+    let board = boards_memfd
+        .filter(|memfd| mapped.is_ok() && map::sealed_size(*memfd) == Ok(BOARDS_BYTES))
+        .and_then(|memfd| map::map_shared_at(memfd, place * bytes, bytes).ok());
+    close_boards();
     let Ok(area) = mapped else {
         sys::close(eventfd);
         return None;
@@ -794,11 +796,11 @@ pub fn move_away(
     renamed: impl Fn(u32, i32, i32),
 ) -> bool {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
-    let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
+    let ours = &all.ours[0];
+    let ours = [&ours.memfd, &ours.boards_memfd, &ours.load].into_iter().filter(|word| word.is());
     let contexts = all.contexts.iter().filter(|context| context.owner.is());
-    let contexts = contexts
-        .flat_map(|context| [&context.eventfd, &context.named, &context.board_memfd])
-        .filter(|word| word.is());
+    let contexts =
+        contexts.flat_map(|context| [&context.eventfd, &context.named]).filter(|word| word.is());
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)

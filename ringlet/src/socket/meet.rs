@@ -724,7 +724,7 @@ fn say(
     if let Some(card) = &card {
         put(card.eventfd);
         put(card.page_memfd);
-        card.board_memfd.into_iter().for_each(put);
+        card.boards_memfd.into_iter().for_each(put);
     }
     match &card {
         Some(card) => socket.home.set(card.context),
@@ -1113,8 +1113,8 @@ fn keep_bell(
         return;
     }
     let Some(bell) = fds.take_all(from) else { return };
-    let board = fds.take(from + 2);
-    if let Some(bell) = context::keep(peer.pid, message.process, message.context, bell, board) {
+    let boards = fds.take(from + 2);
+    if let Some(bell) = context::keep(peer.pid, message.process, message.context, bell, boards) {
         socket.bell.set(bell);
     }
 }

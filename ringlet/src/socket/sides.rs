@@ -215,7 +215,7 @@ impl In<'_> {
     /// Does an urgent byte stand behind so many doorbells more, which the program does not want among the data?
     fn urgent_behind(&self, doorbells: u64) -> bool {
         // ORDER: Relaxed; who finds bytes in the kernel behind the mark reads it behind the kernel's lock, under which they were put there
-        // (`urgent_follows`).
+        // (`send::urgent_follows`).
         let place = self.words().sender.urgent_behind.load(Ordering::Relaxed);
         place != 0
             && !carrier::facts(self.socket).has_messages
