@@ -356,9 +356,14 @@ fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
 #[cold]
 fn urgent_follows(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     let back_at = end.back_at.get();
-    let first = back_at != 0
-        && !carrier::facts(socket).has_messages
-        && carrier::written_place(socket) == Some(back_at - 1);
+    // (Who is inside a native send has counted itself under the send lock. What another program sends meanwhile would be taken for the urgent byte.)
+    let alone = end.native_senders.load(Ordering::SeqCst) == 0 && !end.given.is();
+    if back_at == 0 || !alone || carrier::facts(socket).has_messages {
+        return false;
+    }
+    let first = carrier::written_place(socket) == Some(back_at - 1);
+    // What comes next is not the first.
+    end.back_at.set(0);
     if first {
         // ORDER: Relaxed; pairs with `In::urgent_behind`.
         ring.control().sender.urgent_behind.store(back_at, Ordering::Relaxed);
