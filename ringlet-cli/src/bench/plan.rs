@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(of("asleep"), ["tcp", "unix", "ringlet", "futex", "eventfd"]);
         assert_eq!(of("costs"), ["kernel", "empty library", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
-        assert_eq!(all.len(), if two_cores { 24 } else { 21 });
+        assert_eq!(all.len(), if two_cores { 25 } else { 22 });
     }
 
     #[test]

@@ -47,6 +47,8 @@ struct Context {
     heard: P32,
     /// Strangers may be told of it.
     barred: P32,
+    /// Of a set: its ready board is held by memory.
+    board: P32,
 }
 
 impl Context {
@@ -211,6 +213,7 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         if context.named.is() {
             tables.close_hidden(context.named.swap(0) as i32);
         }
+        context.board.set(0);
         context.owner.set(0);
     }
     for bell in &all.bells()[1..] {
@@ -220,8 +223,11 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
     if ours.page.load(Ordering::Relaxed) != 0 {
         tables.close_hidden(ours.memfd.get() as i32);
         ours.page.store(0, Ordering::Relaxed);
-        if ours.boards.swap(0, Ordering::Relaxed) != 0 {
+        let boards = ours.boards.swap(0, Ordering::Relaxed);
+        if boards != 0 {
             tables.close_hidden(ours.boards_memfd.swap(0) as i32);
+            // (A handler that has forked amid `hot::collect` returns to a frame that goes on to take bits.)
+            map::stand_in(boards, BOARDS_BYTES);
         }
     }
     for socket in tables.followed() {
@@ -322,6 +328,10 @@ fn context_of(owner: u32) -> Option<u32> {
         tables.hide(eventfd);
         context.eventfd.set(eventfd as u32);
     }
+    // (Where no memory can be had for it, who writes there would get a SIGBUS, a peer of ours too.)
+    let board = board_place(ours, at).filter(|_| owner & SET_OWNER != 0);
+    let held = board.is_some_and(|area| map::hold(area, 0, area.len()).is_ok());
+    context.board.set(held as u32);
     context.owner.set(owner);
     Some(at as u32 + 1)
 }
@@ -488,19 +498,33 @@ pub fn card(context: u32) -> Option<Card> {
         context,
         eventfd: eventfd_of(context),
         page_memfd: all.ours[0].memfd.get() as i32,
-        boards_memfd: Some(all.ours[0].boards_memfd.get() as i32).filter(|memfd| *memfd != 0),
+        boards_memfd: Some(all.ours[0].boards_memfd.get() as i32)
+            .filter(|_| all.contexts[context as usize - 1].board.is()),
     })
 }
 
 /// The ready board of a context of ours, if it has one.
 #[inline(always)]
 pub fn board_of(context: u32) -> Option<Board<'static>> {
-    let boards = CONTEXTS.get()?.ours[0].boards.load(Ordering::Acquire);
+    let all = CONTEXTS.get()?;
+    let at = (context as usize).wrapping_sub(1);
+    if !all.contexts.get(at)?.board.is() {
+        return None;
+    }
+    board_place(&all.ours[0], at).map(|area| area.at::<ReadyBoard>(0).into())
+}
+
+/// Where the ready board of this context lies.
+#[allow(unsafe_code)]
+#[inline(always)]
+fn board_place(ours: &Ours, at: usize) -> Option<Area> {
+    let boards = ours.boards.load(Ordering::Acquire);
     if boards == 0 {
         return None;
     }
-    let place = (context as usize).wrapping_sub(1) % CONTEXT_COUNT;
-    board_at(boards + place * size_of::<ReadyBoard>())
+    let place = at % CONTEXT_COUNT * size_of::<ReadyBoard>();
+    // SAFETY: ours, mapped for good; a fork puts other memory in its place.
+    Some(unsafe { Area::new((boards + place) as *mut u8, size_of::<ReadyBoard>()) })
 }
 
 #[allow(unsafe_code)]
@@ -509,8 +533,7 @@ fn board_at(base: usize) -> Option<Board<'static>> {
     if base == 0 {
         return None;
     }
-    // SAFETY: ours is mapped for good (a fork forgets it, which only leaves a mapping behind), a peer's as long as its bell has users, and
-    // the socket for which it is asked is one.
+    // SAFETY: a peer's, mapped as long as its bell has users, and the socket for which it is asked is one.
     let area = unsafe { Area::new(base as *mut u8, size_of::<ReadyBoard>()) };
     Some(area.at::<ReadyBoard>(0).into())
 }

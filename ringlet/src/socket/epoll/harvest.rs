@@ -197,6 +197,8 @@ fn is_idle(set: &Set, watch: &Watch, socket: &Socket, hot: u32) -> bool {
     fruitful > patience(COOL_AFTER_LOOKS, COOL_AFTER_WAITS_MIN)
         || fruitless > patience(COOL_AFTER_FRUITLESS, COOL_AFTER_WAITS_MIN)
         || fruitful > patience(COOL_BY_BOARD_AFTER_LOOKS, COOL_BY_BOARD_AFTER_WAITS_MIN)
+            // (The board tells nothing of room.)
+            && watch.events.get() & EPOLLOUT == 0
             && has_board(set, socket)
 }
 

@@ -183,7 +183,11 @@ pub fn closed(index: u32) {
             .for_each(|(_, watch)| _ = withdraw(watch));
     }
     disarm(&Armed { contexts: [set.armed.swap(0), set.beside.swap(0)], look_every_ns: None });
-    if set.context.is() || set.reserved.is() {
+    // Who still waits in it neither drains the bell nor collects the board that are the next owner's then.
+    let held = set.take();
+    let contexts = [&set.context, &set.second, &set.reserved].map(|word| word.swap(0));
+    drop(held);
+    if contexts.iter().any(|context| *context != 0) {
         context::release_set(index);
     }
     for word in [&set.elder, &set.waker] {
