@@ -21,8 +21,8 @@ PAIRS = [
 ]
 ROUNDS_OF_A_PAIR = 4
 MOST_BYTES = 6 << 20
-# Of ringlet's own, which it keeps for threads and sets to come.
-FOR_LATER = 8
+# Of ringlet's own, which it keeps for threads and sets to come (with the page and the ready boards of its contexts, each a descriptor and a mapping).
+FOR_LATER = 10
 FAULT_SECONDS = 0.02, 0.4
 
 
