@@ -45,6 +45,7 @@ RESIDENT_GROWTH_KB = 24 << 10  # Python's own heap grows a little; segments that
 MOVED_BETWEEN = 0.1  # between hosts, where that takes longer than many a connection
 MOVED_AT_LEAST = 0.5  # ends of connections that used the ring, for each kill: most scenarios have several
 FLAGS = "/memfd:ringlet-context"  # their flags, from the first sleep on
+READY = "/memfd:ringlet-ready"  # its ready boards, likewise; those of peers are mapped as long as it has their eventfds
 RUNNABLE = "/proc/loadavg"  # whence it knows how many threads want to run, from the first time that it may watch
 STEADY, GREETING, FIRST_ID = 0, 1, 2
 # What the connecting end does, what the accepting end does.
@@ -128,15 +129,19 @@ def holdings(process):
             continue
         if target.startswith(FLAGS):
             continue
-        kind = {"anon_inode:[eventfd]": "eventfds", RUNNABLE: "counts of the runnable"}.get(target, "descriptors")
+        target = target.removesuffix(" (deleted)")
+        kind = {"anon_inode:[eventfd]": "eventfds", RUNNABLE: "counts of the runnable", READY: "ready boards"}.get(target, "descriptors")
         held[kind] += 1
+        if target == READY:
+            continue
         held["shared memory descriptors"] += target.startswith("/memfd:ringlet")
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
     held["resident"] = int(status.split("VmRSS:")[1].split()[0])
     maps = pathlib.Path(f"/proc/{process.pid}/maps").read_text()
-    held["mappings"] = maps.count("/memfd:ringlet") - maps.count(FLAGS)
+    held["mappings"] = maps.count("/memfd:ringlet") - maps.count(FLAGS) - maps.count(READY)
+    held["mapped ready boards"] = maps.count(READY)
     for line in pathlib.Path(f"/proc/{process.pid}/net/unix").read_text().splitlines():
         if "ringlet" in line and line.split()[6] in inodes:
             # A thread's own bell with a name is made when a peer is met that is not in sight, as one that was killed just then, and stays.
@@ -150,6 +155,7 @@ def holdings(process):
 def no_more(held, before):
     grown = before["resident"] + RESIDENT_GROWTH_KB
     limits = {**before, "eventfds": EVENTFDS_MOST, "bells": EVENTFDS_MOST, "counts of the runnable": 1, "resident": grown}
+    limits |= {"ready boards": 1, "mapped ready boards": 1 + EVENTFDS_MOST}
     return all(count <= limits.get(what, 0) for what, count in held.items())
 
 
