@@ -6,11 +6,13 @@
 //!
 //! ```text
 //! sender                                   receiver
-//!   publish, take the wish (RMW, SeqCst)     take the top's bits, then the middle's, then the lane words' (RMW, SeqCst)
+//!   publish, see the wish                    take the top's bits, then the middle's, then the lane words' (RMW, SeqCst)
 //!   set the lane's bit, then the middle's,   look at those connections
-//!   then the top's                           arm, look at the top again
+//!   then the top's; grant the wish (RMW)     arm, look at the top again
 //!   look at the interrupt flag (`wait`)      nothing there: sleep
 //! ```
+//!
+//! The wish is granted behind the bits: a sender that stops before has taken nothing from the next one, and behind it the bits stand.
 //!
 //! Whoever may write here can hide another's bit, or set one in vain: a board is only for peers that could as well kill its owner.
 

@@ -108,12 +108,19 @@ impl Wish<'_> {
     /// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.
     #[inline(always)]
     pub fn granted_by_sender(self) -> u32 {
+        self.granted_by_sender_behind(|_| {})
+    }
+
+    /// The same, behind what may be done twice for it: whoever stops before the grant has taken nothing from the next sender.
+    #[inline(always)]
+    pub fn granted_by_sender_behind(self, first: impl FnOnce(u32)) -> u32 {
         // ORDER: SeqCst load after the SeqCst swap of `RingMemory::publish`: no fence in between; pairs with the fence of `want`.
         fence_for_the_model_checker();
         let last = self.wished.load(Ordering::SeqCst);
         if self.granted.load(Ordering::Relaxed) == last >> HOW_BITS {
             return WANT_NOTHING;
         }
+        first((last & HOW) as u32);
         self.grant(last)
     }
 

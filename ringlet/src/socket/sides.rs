@@ -214,8 +214,8 @@ impl In<'_> {
 
     /// Does an urgent byte stand behind so many doorbells more, which the program does not want among the data?
     fn urgent_behind(&self, doorbells: u64) -> bool {
-        // ORDER: Relaxed; who finds bytes in the kernel behind the mark reads it behind the kernel's lock, under which they were put there
-        // (`send::urgent_follows`).
+        // ORDER: Relaxed; who finds a second urgent byte in the kernel reads it behind the kernel's lock, under which that was put there
+        // (`words::say_urgent`).
         let place = self.words().sender.urgent_behind.load(Ordering::Relaxed);
         place != 0
             && !carrier::facts(self.socket).has_messages
@@ -468,8 +468,14 @@ fn show_path(socket: &Socket, end: &End) {
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     crate::step!();
-    let mut how = ring.control().data_wish().granted_by_sender();
-    if how & WANT_READY != 0 && announce(socket, ring) {
+    // (Who is killed, or jumps out, between the two leaves the wish to the next sender.)
+    let mut announced = false;
+    let wish = ring.control().data_wish();
+    let mut how = wish.granted_by_sender_behind(|how| {
+        announced = how & WANT_READY != 0 && announce(socket, ring);
+        crate::step!();
+    });
+    if announced {
         how &= !WANT_READY;
     }
     let rung = context::ring_if_armed(socket);
