@@ -151,11 +151,12 @@ pub fn tables() -> Option<[Range<usize>; 2]> {
 }
 
 /// What memfds are called that are the library's own affair.
-pub const OURS: [&str; 5] = [
+pub const OURS: [&str; 6] = [
     "/memfd:ringlet-segment",
     "/memfd:ringlet-lane",
     "/memfd:ringlet-process",
     "/memfd:ringlet-context",
+    "/memfd:ringlet-ready",
     "/memfd:ringlet-tap",
 ];
 
@@ -594,6 +595,7 @@ fn copy_of(area: Area) -> Sys<Area> {
 pub fn stand_in(base: usize, len: usize) {
     // SAFETY: a whole mapping of ours; what is found there from now on is zero, which is a value of atomics.
     let _ = unsafe { map_over(base, len, TABLE | libc::MAP_PRIVATE) };
+    leave_out(base, len);
 }
 
 /// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.

@@ -400,6 +400,7 @@ const ALL_MEMORY: &str = r#"
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -408,7 +409,7 @@ const ALL_MEMORY: &str = r#"
 #include <unistd.h>
 
 #define MUST(what) if (!(what)) return __LINE__ % 256
-#define LARGE (1 << 20)
+#define LARGE (64 << 10)
 
 static int (*path)(int);
 
@@ -436,11 +437,33 @@ static int move(int must)
     listen(listener, 1);
     getsockname(listener, (struct sockaddr *)&address, &length);
     connect(near, (struct sockaddr *)&address, length);
-    int far = accept(listener, 0, 0);
+    int far = accept(listener, 0, 0), set = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLIN };
+    epoll_ctl(set, EPOLL_CTL_ADD, far, &event);
     for (; trip < (must ? 5000 : 200) && path(near) != 3; trip++)
         if (send(near, &byte, 1, 0) != 1 || recv(far, &byte, 1, 0) != 1 || send(far, &byte, 1, 0) != 1 || recv(near, &byte, 1, 0) != 1)
             return 0;
+    epoll_wait(set, &event, 1, 0);
     return path(near) == 3 || !must;
+}
+
+/// Nothing that is shared with peers is locked, and there are ready boards.
+static int unlocked(void)
+{
+    char line[512];
+    int ours = 0, boards = 0, right = 1;
+    unsigned long start, end;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%lx-%lx", &start, &end) == 2) {
+            ours = strstr(line, "/memfd:ringlet-") != 0;
+            boards += strstr(line, "ringlet-ready") != 0;
+        } else if (!strncmp(line, "VmFlags:", 8) && ours && strstr(line, " lo")) {
+            right = 0;
+        }
+    }
+    fclose(maps);
+    return right && boards > 0;
 }
 
 /// Are there mappings of ours, and is each large one left out of a dump?
@@ -504,7 +527,7 @@ int main(void)
     }
     MUST(told("VmSize") * 1024 > (long)limit.rlim_cur || limit.rlim_cur == RLIM_INFINITY);
     MUST(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
-    MUST(told("VmLck") > 1024 && told("VmLck") < before + 2048 && told("VmRSS") < before + 8192);
+    MUST(told("VmLck") > 1024 && told("VmLck") < before + 2048 && told("VmRSS") < before + 8192 && unlocked());
     // What is mapped from now on is locked, but for what is ours. (Where there is room for a segment for a moment.)
     MUST(move(0) && move(0) && told("VmLck") < before + 2048 && left_out());
     long locked = told("VmLck");

@@ -137,7 +137,7 @@ struct Ours {
     page: AtomicUsize,
     memfd: P32,
     process: P64,
-    /// The contexts' ready boards, made with the page, 0 where they could not be had; and their memfd.
+    /// The contexts' ready boards, made with the first set's context, 0 where they could not be had; and their memfd.
     boards: AtomicUsize,
     boards_memfd: P32,
     /// The kernel's count of threads that want to run, once it was asked for; `NO_LOAD` if it can't be had.
@@ -290,7 +290,7 @@ fn make_boards(tables: &Tables, ours: &Ours) -> Option<()> {
     }
     let memfd = map::sealed_memfd(c"ringlet-ready", BOARDS_BYTES, libc::F_SEAL_SEAL);
     let memfd = memfd.and_then(fd::hide).ok()?;
-    let Ok(area) = map::map_shared(memfd, BOARDS_BYTES, true) else {
+    let Ok(area) = map::map_segment(memfd, BOARDS_BYTES) else {
         sys::close(memfd);
         return None;
     };
@@ -307,6 +307,8 @@ fn context_of(owner: u32) -> Option<u32> {
     let ours = &all.ours[0];
     if ours.page.load(Ordering::Acquire) == 0 {
         make_page(tables, ours)?;
+    }
+    if owner & SET_OWNER != 0 && ours.boards.load(Ordering::Acquire) == 0 {
         let _ = make_boards(tables, ours);
     }
     if let Some(found) = all.contexts.iter().position(|context| context.owner.get() == owner) {
@@ -623,8 +625,13 @@ pub fn keep(
         bell.users.is() && pid != 0 && owner && bell.context.get() == context
     };
     if let Some(found) = all.bells()[1..].iter().position(same) {
+        let bell = &all.bells[found + 1];
+        if bell.board.load(Ordering::Relaxed) == 0 {
+            // The context was a thread's when it came first.
+            bell.board.store(map_board(boards_memfd, context), Ordering::Release);
+        }
         close_all();
-        all.bells[found + 1].users.add(1);
+        bell.users.add(1);
         return Some(found as u32 + 1);
     }
     let sane = (1..=CONTEXT_COUNT as u32).contains(&context)
@@ -645,11 +652,7 @@ pub fn keep(
     };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
     apart::close_foreign(page_memfd, user);
-    // (Of all of them that of the context is mapped.)
-    let (place, bytes) = (context as usize - 1, size_of::<ReadyBoard>());
-    let board = boards_memfd
-        .filter(|memfd| mapped.is_ok() && map::sealed_size(*memfd) == Ok(BOARDS_BYTES))
-        .and_then(|memfd| map::map_shared_at(memfd, place * bytes, bytes).ok());
+    let board = mapped.as_ref().map_or(0, |_| map_board(boards_memfd, context));
     close_boards();
     let Ok(area) = mapped else {
         sys::close(eventfd);
@@ -662,10 +665,19 @@ pub fn keep(
     bell.pid.set(pid as u32);
     bell.context.set(context);
     bell.eventfd.set(eventfd as u32);
-    bell.board.store(board.map_or(0, |board| board.base() as usize), Ordering::Release);
+    bell.board.store(board, Ordering::Release);
     bell.page.store(area.base() as usize, Ordering::Release);
     bell.users.set(1);
     Some(at as u32 + 1)
+}
+
+/// Where the ready board of a peer's context lies now, of which the memfd has those of all. 0: it can't be had.
+fn map_board(boards_memfd: Option<i32>, context: u32) -> usize {
+    let (place, bytes) = (context as usize - 1, size_of::<ReadyBoard>());
+    boards_memfd
+        .filter(|memfd| map::sealed_size(*memfd) == Ok(BOARDS_BYTES))
+        .and_then(|memfd| map::map_shared_at(memfd, place * bytes, bytes).ok())
+        .map_or(0, |board| board.base() as usize)
 }
 
 /// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.) It is in
