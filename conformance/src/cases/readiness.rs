@@ -1712,6 +1712,35 @@ pub const CASES: &[Case] = &[
     .packets_too()
     .each_side(),
     pair(
+        "readiness/nested_and_read_without_a_wait",
+        "what has come over a connection that was quiet for long is read without a wait: a set around its set is told of nothing more",
+        |a| keeps_busy(a, |a, quiet| {
+            for _ in 0..2 {
+                a.sync();
+                quiet.send(b"x");
+                a.sync();
+            }
+        }),
+        |b| is_kept_busy(b, |b, quiet, set| {
+            let outer = Set::new();
+            outer.add(set.0, IN, 77).expect("epoll_ctl");
+            outer.expect_none();
+            b.sync();
+            quiet.recv(4);
+            record("poll", sys::poll(&[(set.0, libc::POLLIN)], 0).map(|got| got.0));
+            outer.expect_none();
+            b.sync();
+            b.sync();
+            outer.expect();
+            set.expect();
+            quiet.recv(4);
+            b.sync();
+        }),
+    )
+    .all_families()
+    .packets_too()
+    .each_side(),
+    pair(
         "readiness/quiet_then_forked",
         "a connection was quiet for long: a child by fork that waits on its parent's set is told of it, and then the parent",
         |a| keeps_busy(a, |a, quiet| {

@@ -1235,6 +1235,36 @@ fn calls_that_were_left_by_a_jump_stop_none() {
     pair.finish();
 }
 
+/// A handler arms a registration anew amid a look at its set, which has passed it: who goes to sleep then is not without it.
+#[test]
+fn what_a_handler_has_armed_anew_is_looked_at_before_a_sleep() {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let side = &pair.sides[1];
+    let epfd = fd::epoll_create().unwrap();
+    assert_eq!(pair.send(0, 5), Ok(5));
+    side.with(|socket| {
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        let change = |how| {
+            let event = fd::epoll_event { events, u64: 7 };
+            epoll::control(set, how, side.fd, socket, Some(event)).unwrap();
+        };
+        change(libc::EPOLL_CTL_ADD);
+        let mut out = [fd::epoll_event { events: 0, u64: 0 }; 4];
+        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(1));
+        assert!(!epoll::ready(set));
+        epoll::amid(set, || change(libc::EPOLL_CTL_MOD));
+        assert!(epoll::ready(set));
+        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(1));
+        assert!(!epoll::ready(set));
+        epoll::closed(set);
+    });
+    sys::close(epfd);
+    assert_eq!(pair.receive(1, 100), Ok(5));
+    pair.finish();
+}
+
 /// A handler has gone over to another coroutine amid a wait, which goes on later: the other one's waits and closes leave its count. One that was left by a
 /// long jump is counted out, from however deep.
 #[test]

@@ -94,6 +94,13 @@ pub fn nothing_urgent(ring: &SegmentRing) {
     ring.control().sender.urgent_behind.store(0, Ordering::Relaxed);
 }
 
+/// The first byte behind our `Back`, which was before this place, was an urgent one. Send lock held. (Said behind its send, lest who stops
+/// before has a byte of the stream taken for it. It matters from the next urgent byte on.)
+pub fn say_urgent(ring: &SegmentRing, back_at: u64) {
+    // ORDER: Relaxed; pairs with `In::urgent_behind`: the next urgent byte is sent behind this, by the same lock.
+    ring.control().sender.urgent_behind.store(back_at, Ordering::Relaxed);
+}
+
 /// Before the kernel carries more than doorbells of our direction, by calls that nobody counts.
 pub fn sends_uncounted(end: &End, ring: &SegmentRing) {
     end.bells_only.set(0);

@@ -68,6 +68,17 @@ pub fn leave_amid(set: u32) {
     set.hot_last.set(0);
 }
 
+/// What a handler does that has interrupted who holds the set's lock, while nothing is hot.
+#[cfg(test)]
+pub fn amid(set: u32, handler: impl FnOnce()) {
+    let set = set::at(set);
+    let _held = set.take();
+    while set.hot_first.is() {
+        cool(set, set::watch_at(set.hot_first.get()));
+    }
+    handler();
+}
+
 /// Puts those on the hot list that have something by the ready board of the set's context. Set lock held.
 #[inline(always)]
 pub(super) fn collect(tables: &Tables, set: &Set) {

@@ -1,6 +1,6 @@
 //! What is ready: the events that a wait would report of a watch, and whether they are news.
 
-use super::hot::{board_of, for_each_hot};
+use super::hot::{collect, for_each_hot};
 use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLREAD, Set,
     Watch,
@@ -9,7 +9,6 @@ use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
 use crate::socket::{carrier, chaos, datagram, words};
 use core::cell::Cell;
-use ringlet_core::ready::Board;
 use ringlet_core::watch::Told;
 
 /// What a look at a watch has found.
@@ -220,10 +219,13 @@ pub(super) fn count_ready(tables: &Tables, set: &Set, most: usize) -> usize {
 }
 
 pub(super) fn any_ready(tables: &Tables, set: &Set) -> bool {
-    if board_of(set).is_some_and(Board::announced) {
+    let Some(_held) = set.take() else { return true };
+    // (Those are armed by the next wait, or as the set is settled.)
+    if set.all_hot.is() {
         return true;
     }
-    let Some(_held) = set.take() else { return true };
+    // What is announced was perhaps received already. (Whoever sleeps has armed the context, which is all that who is announced is woken by.)
+    collect(tables, set);
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {

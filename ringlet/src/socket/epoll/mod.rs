@@ -29,7 +29,7 @@ pub use bells::{any_of_ours, renamed};
 pub use control::control;
 pub use elder::{elders, inherit};
 #[cfg(test)]
-pub use hot::leave_amid;
+pub use hot::{amid, leave_amid};
 pub use life::{
     after_failed_exec, after_fork, before_exec, before_fork, closed, closes_in, created,
     give_back_inherited, given_away, named, number_closes, set_of, start,

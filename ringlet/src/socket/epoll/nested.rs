@@ -27,10 +27,8 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
             let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
         }
         bell_stays(set);
-        if let Some(_held) = set.take() {
-            // What rests by the ready board would make no set readable.
-            heat_set(tables, set);
-        }
+        // What rests by the ready board would make no set readable.
+        set.all_hot.set(1);
         settle_nested(tables, set);
     }
 }
@@ -56,6 +54,11 @@ fn stay_armed(tables: &Tables, set: &Set) {
 pub(super) fn settle_nested(tables: &Tables, set: &Set) {
     if !set.context.is() {
         return;
+    }
+    if set.all_hot.is()
+        && let Some(_held) = set.take()
+    {
+        heat_set(tables, set);
     }
     stay_armed(tables, set);
     // Doorbell bytes that wait in the kernel would make the set readable.

@@ -205,12 +205,12 @@ fn send_unrecorded(
             return Ok(bytes);
         }
         take_pending(socket, end)?;
-        let urgent = flags & libc::MSG_OOB != 0
-            && from.remaining() == 1
-            && urgent_follows(socket, end, &ring);
+        let urgent =
+            flags & libc::MSG_OOB != 0 && from.remaining() == 1 && urgent_follows(socket, end);
         let sent = send_native(socket, from, flags);
-        if urgent && sent.is_err() {
-            words::nothing_urgent(&ring);
+        if urgent && sent.is_ok() {
+            words::say_urgent(&ring, end.back_at.get());
+            end.back_at.set(0);
         }
         return sent;
     }
@@ -351,10 +351,10 @@ fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
     }
 }
 
-/// An urgent byte is about to be sent through the kernel. If it is the first one behind our `Back`, it stands behind doorbells perhaps, and the peer
-/// is told. (It is measured: another program may have sent there, too.)
+/// An urgent byte is about to be sent through the kernel. Is it the first one behind our `Back`, where it stands behind doorbells perhaps?
+/// (It is measured: another program may have sent there, too.)
 #[cold]
-fn urgent_follows(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+fn urgent_follows(socket: &Socket, end: &End) -> bool {
     let back_at = end.back_at.get();
     // (Who is inside a native send has counted itself under the send lock. What another program sends meanwhile would be taken for the urgent byte.)
     let alone = end.native_senders.load(Ordering::SeqCst) == 0 && !end.given.is();
@@ -362,11 +362,9 @@ fn urgent_follows(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
         return false;
     }
     let first = carrier::written_place(socket) == Some(back_at - 1);
-    // What comes next is not the first.
-    end.back_at.set(0);
-    if first {
-        // ORDER: Relaxed; pairs with `In::urgent_behind`.
-        ring.control().sender.urgent_behind.store(back_at, Ordering::Relaxed);
+    if !first {
+        // Nor is what comes next.
+        end.back_at.set(0);
     }
     first
 }
