@@ -4,6 +4,9 @@
 //! is made of all that the interrupted frame may touch, and in the child the copy takes the place of what is shared: its call returns
 //! there as it does in the parent, as after the kernel's own call. From then on the child does not have the connections that are moved:
 //! its descriptors name sockets that are not connected.
+//!
+//! A frame at work in a set touches no more of what is shared than a look does, but for the ready board: what it takes there is lost to the
+//! parent. So the child learns of the fork before it returns there, and has a board of its own (`context::forget_all`).
 
 use super::table::{Socket, Stage, Tables};
 use crate::local::{self, Local, Zero};
@@ -32,8 +35,15 @@ unsafe impl Zero for Held {}
 
 static HELD: Local<[Held; HELD_MOST]> = Local::new(local::INTERRUPTED);
 
+/// This thread was interrupted at work in a set.
+static IN_A_SET: Local<bool> = Local::new(local::INTERRUPTED.from(HELD_WORDS));
+const HELD_WORDS: usize = size_of::<[Held; HELD_MOST]>().div_ceil(size_of::<u64>());
+
 /// Before the copy that a fork makes.
-pub fn before_fork(tables: &'static Tables) {
+pub fn before_fork(tables: &'static Tables, in_a_set: bool) {
+    if in_a_set {
+        IN_A_SET.set(true);
+    }
     let held = |socket: &&Socket| {
         let end = socket.end();
         socket.stage() == Stage::Attached && (end.send_lock.is_ours() || end.receive_lock.is_ours())
@@ -50,11 +60,23 @@ pub fn before_fork(tables: &'static Tables) {
     });
 }
 
-pub fn is_any_held() -> bool {
+fn is_any_held() -> bool {
     HELD.with_each(|all| all.iter().any(|held| held.get().is()))
 }
 
+/// Was this thread at work where both processes go on?
+pub fn was_at_work() -> bool {
+    IN_A_SET.get() || is_any_held()
+}
+
+fn leave_sets() {
+    if IN_A_SET.get() {
+        IN_A_SET.set(false);
+    }
+}
+
 pub fn after_fork_in_parent() {
+    leave_sets();
     // (A page that the parent need not write to it has not to copy.)
     if !is_any_held() {
         return;
@@ -68,6 +90,7 @@ pub fn after_fork_in_parent() {
 /// In the child, which has no other thread.
 /// `disown` takes a connection away from this process; it is told whether this thread is at work there.
 pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Socket, bool)) {
+    leave_sets();
     if !is_any_held() {
         return;
     }

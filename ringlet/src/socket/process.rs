@@ -449,7 +449,7 @@ pub fn before_fork() {
     let process = tables.process();
     tables.followed().for_each(epoll::before_fork);
     process.gate.shut();
-    interrupted::before_fork(tables);
+    interrupted::before_fork(tables, epoll::before_fork_amid());
     view::before_fork(tables);
     let number = process.age.add(1);
     // (Where that can't be had there is no connection.)
@@ -513,7 +513,7 @@ pub fn after_fork_in_child() {
     if LENDER.load(Ordering::Relaxed) != 0 {
         LENDER.store(0, Ordering::Relaxed);
     }
-    if interrupted::is_any_held() {
+    if interrupted::was_at_work() {
         thread::look_for_fork();
     }
 }

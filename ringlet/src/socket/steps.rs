@@ -1265,6 +1265,49 @@ fn what_a_handler_has_armed_anew_is_looked_at_before_a_sleep() {
     pair.finish();
 }
 
+/// A handler that has interrupted a thread at work in a set forks: what peers say on the ready board the parent finds, though the child goes on with that
+/// work too; and it looks at all that is in the set.
+#[test]
+fn a_fork_amid_the_work_in_a_set_takes_nothing_from_the_parent() {
+    const LANE: usize = 77;
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let side = &pair.sides[1];
+    let epfd = fd::epoll_create().unwrap();
+    side.with(|socket| {
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        epoll::control(set, libc::EPOLL_CTL_ADD, side.fd, socket, Some(event)).unwrap();
+        let mut out = [event; 4];
+        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(0));
+        let (mut found, mut status) = (Vec::new(), 0);
+        epoll::at_work(set, |board| {
+            board.announce(LANE);
+            assert!(!epoll::looks_at_all(set));
+            process::before_fork();
+            // SAFETY: the child makes no call of libc's that another thread could be in the midst of.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                process::after_fork_in_child();
+                board.collect(|_| {});
+                // SAFETY: it ends without any of this process's handlers.
+                unsafe { libc::_exit(0) };
+            }
+            process::after_fork_in_parent();
+            process::forked(child);
+            // SAFETY: a word of this frame.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            board.collect(|lane| found.push(lane));
+        });
+        assert_eq!((status, found), (0, vec![LANE]));
+        assert!(epoll::looks_at_all(set));
+        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(0));
+        epoll::closed(set);
+    });
+    sys::close(epfd);
+    pair.finish();
+}
+
 /// A handler has gone over to another coroutine amid a wait, which goes on later: the other one's waits and closes leave its count. One that was left by a
 /// long jump is counted out, from however deep.
 #[test]

@@ -79,6 +79,20 @@ pub fn amid(set: u32, handler: impl FnOnce()) {
     handler();
 }
 
+/// Does something with the ready board of the set, at work there.
+#[cfg(test)]
+pub fn at_work<T>(set: u32, act: impl FnOnce(Board<'_>) -> T) -> T {
+    let set = set::at(set);
+    let _held = set.take();
+    act(board_of(set).expect("a ready board"))
+}
+
+/// Will all that is in the set be looked at?
+#[cfg(test)]
+pub fn looks_at_all(set: u32) -> bool {
+    set::at(set).all_hot.is()
+}
+
 /// Puts those on the hot list that have something by the ready board of the set's context. Set lock held.
 #[inline(always)]
 pub(super) fn collect(tables: &Tables, set: &Set) {

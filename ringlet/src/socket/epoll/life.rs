@@ -216,6 +216,13 @@ pub fn before_fork(socket: &'static Socket) {
     }
 }
 
+/// Before a fork, which a handler may make that has interrupted this thread at work in sets: then both processes go on with that. What it takes off
+/// a set's ready board may be taken by the other one too. So all that is in the set is looked at. True if there is such a set.
+pub fn before_fork_amid() -> bool {
+    let amid = set::used().filter(|set| set.lock.is_ours());
+    amid.inspect(|set| set.all_hot.set(1)).count() > 0
+}
+
 /// After a fork: locks held by threads that do not exist here, and contexts that are the parent's.
 pub fn after_fork(tables: &Tables, parent: u32) {
     for set in set::used() {

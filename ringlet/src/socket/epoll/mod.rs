@@ -29,10 +29,10 @@ pub use bells::{any_of_ours, renamed};
 pub use control::control;
 pub use elder::{elders, inherit};
 #[cfg(test)]
-pub use hot::{amid, leave_amid};
+pub use hot::{amid, at_work, leave_amid, looks_at_all};
 pub use life::{
-    after_failed_exec, after_fork, before_exec, before_fork, closed, closes_in, created,
-    give_back_inherited, given_away, named, number_closes, set_of, start,
+    after_failed_exec, after_fork, before_exec, before_fork, before_fork_amid, closed, closes_in,
+    created, give_back_inherited, given_away, named, number_closes, set_of, start,
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};
