@@ -577,7 +577,9 @@ pub fn tell_processor(context: u32) {
 
 /// The processor on which the home context of `socket`'s peer was last seen.
 pub fn peer_of(socket: &Socket) -> Option<crate::waiting::spin::Peer> {
-    let processor = bell_word(socket, PROCESSOR_OFFSET)?.1.load(Ordering::Relaxed);
+    let (_, word) = bell_word(socket, PROCESSOR_OFFSET)?;
+    crate::step!();
+    let processor = word.load(Ordering::Relaxed);
     let processor = u32::try_from(processor.checked_sub(1)?).ok()?;
     Some(crate::waiting::spin::Peer { processor, we_move: socket.side.get() == 1 })
 }
@@ -798,7 +800,9 @@ fn bell_word(socket: &Socket, offset: usize) -> Option<(&'static Bell, &'static 
     if page == 0 {
         return None;
     }
-    // SAFETY: mapped read-only as long as the bell has users, and the socket is one; only loads are made.
+    // SAFETY: mapped read-only as long as the bell has users; only loads are made. The socket is one until it is put away, and that waits for
+    // the caller, who has one of its locks (`release::part_from_segment` takes them), or is counted at it (`in_use`), or has the lock of a
+    // set that it is in (`registration::forget_socket`, before that).
     let area = unsafe { Area::new(page as *mut u8, PAGE_BYTES) };
     let line = (bell.context.get() as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES;
     Some((bell, area.at(line + offset)))

@@ -265,7 +265,8 @@ fn poll_entered(
         let left = |at: u64| at.saturating_sub(sys::now_ns());
         let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
         let mut asked = sys::now_ns();
-        let talks_to = connections(fds, held).next();
+        // (One at which we are counted: where its peer runs is read in what is unmapped with it.)
+        let talks_to = sockets(held).find(|socket| socket.stage() == Stage::Attached);
         let peer = || talks_to.and_then(wait::peer);
         signals::begin_wait();
         if talks_to.is_some_and(wait::sent_lately) {

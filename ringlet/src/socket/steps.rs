@@ -12,8 +12,8 @@ use super::memory as socket_memory;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
 use super::{
-    budget, carrier, doorbells, epoll, jumps, keep_on_kernel, moving, patience, pin, process,
-    release,
+    budget, carrier, context, doorbells, epoll, jumps, keep_on_kernel, moving, patience, pin,
+    process, release,
 };
 use crate::config::Config;
 use crate::interconnect::mirrored::{self, Linked};
@@ -1305,6 +1305,51 @@ fn a_fork_amid_the_work_in_a_set_takes_nothing_from_the_parent() {
         epoll::closed(set);
     });
     sys::close(epfd);
+    pair.finish();
+}
+
+/// A set looks where the peer of a connection runs, in a page that goes with its last connection: a close by another thread waits for that.
+#[test]
+fn a_close_waits_for_a_look_where_the_peer_runs() {
+    /// Long enough for a close that does not wait; who is slower passes.
+    const CLOSES: std::time::Duration = std::time::Duration::from_millis(300);
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let ([peer, side], epfd) = (&pair.sides, fd::epoll_create().unwrap());
+    let card = peer.with(|_| {
+        let context = context::of_thread().unwrap();
+        context::tell_processor(context);
+        context::card(context).unwrap()
+    });
+    let set = side.with(|socket| {
+        let given = [card.eventfd, card.page_memfd].map(|fd| fd::duplicate_high(fd, fd).unwrap());
+        let bell = context::keep(sys::getpid(), card.process, card.context, given, None);
+        socket.bell.set(bell.unwrap());
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        epoll::control(set, libc::EPOLL_CTL_ADD, side.fd, socket, Some(event)).unwrap();
+        set
+    });
+    let (tell, hear) = std::sync::mpsc::channel();
+    let (tell, hear) = (tell, Rc::new(hear));
+    let (world, fd, closed) = (side.world, side.fd, hear.clone());
+    worlds::at_step(1, move || {
+        std::thread::spawn(move || {
+            worlds::within(world, || process::before_close(fd, table::lookup(fd).unwrap()));
+            sys::close(fd);
+            tell.send(()).unwrap();
+        });
+        assert!(closed.recv_timeout(CLOSES).is_err(), "closed amid the look");
+    });
+    assert!(side.with(|_| epoll::latest_processor(set)).is_some());
+    assert!(!worlds::nothing_more());
+    hear.recv().unwrap();
+    worlds::within(world, || {
+        assert_eq!(epoll::latest_processor(set), None);
+        epoll::closed(set);
+    });
+    sys::close(epfd);
+    side.gone.set(true);
     pair.finish();
 }
 

@@ -36,4 +36,6 @@ pub use life::{
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};
+#[cfg(test)]
+pub use wait::latest_processor;
 pub use wait::{after_native, begin_native, end_native, wait};

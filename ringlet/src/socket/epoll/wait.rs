@@ -11,7 +11,7 @@ use super::look::any_ready;
 use super::nested::leave;
 use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
-use super::set::{self, Set, others_of};
+use super::set::{self, Set, is_of, others_of};
 use crate::socket::table::{Socket, Stage, Tables, tables};
 use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
@@ -216,12 +216,20 @@ fn latest<'t>(tables: &'t Tables, set: &Set) -> Option<&'t Socket> {
     let last = set.hot_last.get();
     let watch = set::find_watch(last).filter(|_| last != 0)?;
     let socket = tables.sockets.at(watch.socket.get() as usize);
-    (socket.stage() == Stage::Attached).then_some(socket)
+    (is_of(watch, set) && socket.stage() == Stage::Attached).then_some(socket)
 }
 
 /// Where its peer runs.
 fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
+    // (Who closes it takes it out of the set first, under this lock: until we have looked, what the peer says there stays mapped.)
+    let _held = set.take()?;
     transfer::wait::peer(latest(tables, set)?)
+}
+
+/// The processor on which the latest peer of a set was.
+#[cfg(test)]
+pub fn latest_processor(set: u32) -> Option<u32> {
+    latest_peer(tables()?, set::at(set)).map(|peer| peer.processor)
 }
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something
