@@ -174,6 +174,59 @@ fn waits_for_room(side: &mut Side, before: bool, events: u32, ends: u32, then: O
     side.sync();
 }
 
+/// What is spliced here at once.
+const SPLICED: usize = 1000;
+
+/// The reader of a connection into which the other side splices first, and of a busy one.
+fn reads_behind_a_splice(side: &mut Side, busy: bool) {
+    let (full, other) = (side.moved(), side.moved());
+    record("spliced", recv_exact(full, SPLICED).map(|got| got.len()));
+    side.sync();
+    for _ in 0..if busy { BUSY_ROUNDS } else { 0 } {
+        recv_exact(other, 1).expect("recv");
+        sys::send(other.0, b"x", 0).expect("send");
+    }
+    let len = side.hear() as usize;
+    record("filling", recv_exact(full, len).map(|got| got.len() == len));
+    side.sync();
+}
+
+/// A busy connection, which is all that its set tells of.
+fn echoes(busy: End, set: Set) {
+    for _ in 0..BUSY_ROUNDS {
+        sys::send(busy.0, b"x", 0).expect("send");
+        let came = |events: Vec<(u64, u32)>| events.iter().any(|(data, _)| *data == 2);
+        while !came(sys::epoll_wait(set.0, 4, PATIENCE_MS).expect("epoll_wait")) {}
+        recv_exact(busy, 1).expect("recv");
+    }
+}
+
+/// Does the set come to tell of room in the first one?
+fn tells_of_room(set: Set) -> bool {
+    loop {
+        let events = sys::epoll_wait(set.0, 4, PATIENCE_MS).expect("epoll_wait");
+        if events.is_empty() || events.iter().any(|(data, mask)| *data == 1 && mask & OUT != 0) {
+            return !events.is_empty();
+        }
+    }
+}
+
+/// Moves bytes into a connection that only the kernel can, until there is no more room, or so many. How much it took.
+fn splice_in(end: End, most: usize) -> usize {
+    let (from, to) = sys::pipe().expect("pipe");
+    end.set_nonblocking(true);
+    let (chunk, mut len) = (pattern(79, most.min(16 << 10)), 0);
+    while len < most {
+        sys::write(to, &chunk).expect("write to the pipe");
+        match sys::splice(from, end.0, chunk.len(), 0) {
+            Ok(n) => len += n,
+            Err(_) => break,
+        }
+    }
+    sys::close(from).and(sys::close(to)).expect("close");
+    len
+}
+
 /// The reader of a connection that is full: it `ends` its own direction, and reads when it is told to.
 fn reads_later(side: &mut Side, ends: fn(End)) {
     let end = side.moved();
@@ -694,6 +747,73 @@ pub const CASES: &[Case] = &[
         "the same by edges, where it is filled when the set has looked at another one for long",
         |a| reads_late(a, |end| end.send_with(b"k", libc::MSG_DONTROUTE)),
         |b| waits_for_room(b, false, IN | OUT | ET, IN, None),
+    ),
+    pair(
+        "readiness/edge_of_room_behind_a_splice",
+        "a busy set tells of room by edges in a connection into which was spliced before, and is filled then",
+        |a| reads_behind_a_splice(a, true),
+        |b| {
+            let (full, busy) = (b.moved(), b.moved());
+            let set = Set::on(full, IN | OUT | ET);
+            set.add(busy.0, IN, 2).expect("epoll_ctl");
+            set.expect();
+            record("spliced", splice_in(full, SPLICED));
+            b.sync();
+            echoes(busy, set);
+            let len = fill_once(full);
+            b.tell(len as i64);
+            record("room", tells_of_room(set));
+            b.sync();
+        },
+    ),
+    pair(
+        "readiness/room_behind_a_splice",
+        "a busy set tells of room by level in a connection that was filled by splice, when that was read and something else was sent",
+        |a| {
+            let (full, busy) = (a.moved(), a.moved());
+            let len = a.hear() as usize;
+            for _ in 0..BUSY_ROUNDS {
+                recv_exact(busy, 1).expect("recv");
+                sys::send(busy.0, b"x", 0).expect("send");
+            }
+            record("filling", recv_exact(full, len).map(|got| got.len() == len));
+            a.sync();
+            full.recv(1);
+            a.sync();
+        },
+        |b| {
+            let (full, busy) = (b.moved(), b.moved());
+            let set = Set::on(full, IN | OUT);
+            set.add(busy.0, IN, 2).expect("epoll_ctl");
+            let len = splice_in(full, usize::MAX);
+            b.tell(len as i64);
+            echoes(busy, set);
+            b.sync();
+            full.send(b"x");
+            record("room", tells_of_room(set));
+            b.sync();
+        },
+    ),
+    pair(
+        "readiness/nested_room_behind_a_splice",
+        "a set in another one tells of room by edges in a connection into which was spliced before, and is filled beside the wait",
+        |a| reads_behind_a_splice(a, false),
+        |b| {
+            let (full, _) = (b.moved(), b.moved());
+            let inner = Set::on(full, IN | OUT | ET);
+            let outer = Set::on(End(inner.0), IN);
+            record("spliced", splice_in(full, SPLICED));
+            b.sync();
+            inner.expect();
+            inner.expect_none();
+            let tell = || {
+                let len = fill_once(full);
+                b.tell(len as i64);
+            };
+            record("outer", shown(beside(move || sys::epoll_wait(outer.0, 4, PATIENCE_MS), tell)));
+            record("room", tells_of_room(inner));
+            b.sync();
+        },
     ),
     pair(
         "readiness/nested_room_behind_an_end",

@@ -4,12 +4,13 @@ use super::arm::arm;
 use super::bells::{Armed, bell_stays, disarm, drain, kick};
 use super::hot::{for_each_hot, heat_set};
 use super::look::any_ready;
-use super::registration::{heat_those, holds_ours};
-use super::set::{self, EPOLLOUT, Set, Watch, watches};
+use super::registration::{asks_for_room, heat_those, holds_ours};
+use super::set::{self, Set, Watch, watches};
 use crate::socket::table::{Socket, Tables, tables};
+use crate::socket::transfer::wait::{waits_for_room, waits_untold, want_bytes};
 use crate::socket::{context, datagram};
 use core::cell::Cell;
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd;
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -131,12 +132,33 @@ pub(super) fn leave(tables: &Tables, set: &Set) {
     }
 }
 
-/// A send has found no room, and no doorbell can tell of some (`wait::waits_untold`): the sets that are asked for it look for it themselves.
-pub fn heat_for_room(socket: &Socket) {
-    let asks = |watch: &Watch| watch.adopted.is() && watch.events.get() & EPOLLOUT != 0;
-    heat_those(socket, |watch| asks(watch) && !watch.hot.is());
+/// A send has found no room. A set that looks at the connection no more, or is waited on from outside, has asked the peer for a doorbell only if our
+/// direction was in the ring by then. So one is asked for here, before the last look for room; where none can come, the sets look for room themselves.
+/// No lock held.
+pub fn found_no_room(socket: &Socket) {
+    if !set::watches_any(socket) || !waits_for_room(socket) {
+        return;
+    }
+    if waits_untold(socket) {
+        return heat_for_room(socket);
+    }
     let Some(tables) = tables() else { return };
-    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks(watch)) {
+    // ORDER: a fence behind our direction's way into the ring; pairs with the wishes of `arm::want_at_rest` behind `Rest::begin`: a set that begins to
+    // rest beside us, and is not seen here, sees the direction there, and asks for itself.
+    fence(Ordering::SeqCst);
+    let counts_on_bells = |(_, watch): (u32, &Watch)| {
+        asks_for_room(watch) && (watch.rests.is() || set::at(watch.set.get()).nested.is())
+    };
+    if watches(tables, socket).any(counts_on_bells) {
+        want_bytes(socket, false, true);
+    }
+}
+
+/// And no doorbell can tell of some (`wait::waits_untold`).
+fn heat_for_room(socket: &Socket) {
+    heat_those(socket, |watch| asks_for_room(watch) && !watch.hot.is());
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks_for_room(watch)) {
         let set = set::at(watch.set.get());
         if set.nested.is() {
             settle_nested(tables, set);

@@ -11,7 +11,7 @@ use super::set::{
 use crate::lock::Held;
 use crate::socket::context;
 use crate::socket::table::{Receiving, Sending, Socket, Stage, Tables, tables};
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::{self, epoll_event};
 
 /// So often the kernel is asked on, where there is room for few events and those are our own.
@@ -120,6 +120,45 @@ pub fn sending_changed(socket: &Socket) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
         register_anew(socket, watch);
+    }
+    if socket.end().sending() == Sending::Ring && !socket.has_datagrams() {
+        ring_has_room(tables, socket);
+    }
+}
+
+pub(super) fn asks_for_room(watch: &Watch) -> bool {
+    let heard = !watch.dormant.is() && !watch.disabled.is();
+    watch.adopted.is() && heard && watch.events.get() & EPOLLOUT != 0
+}
+
+/// Our direction is in the ring now, and the kernel tells of no room any more, not even of what it had and no wait has asked it for. There is room in the
+/// ring: who has asked the kernel for some, and looks for none itself, looks. (The send lock is held, and whoever has a set's may wait for one of
+/// the connection's: that lock is not waited for.)
+fn ring_has_room(tables: &Tables, socket: &Socket) {
+    // ORDER: a fence behind our direction's way into the ring; pairs with the wishes of `arm::want_at_rest` behind `Rest::begin`: a set that
+    // begins to rest beside us, and is not seen here, looks for room in the ring.
+    fence(Ordering::SeqCst);
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks_for_room(watch)) {
+        let set = set::at(watch.set.get());
+        if set.nested.is() {
+            // (By edge, only behind a send that found none.)
+            let end = socket.end();
+            if watch.events.get() & EPOLLET == 0 || end.no_space.get() != end.no_space_told.get() {
+                kick(set);
+            }
+            continue;
+        }
+        if !watch.rests.is() {
+            continue;
+        }
+        match set.lock.try_take() {
+            Some(_held) if is_of(watch, set) => heat(set, watch, true),
+            Some(_) => {}
+            None => set.all_hot.set(1),
+        }
+        // ORDER: a fence behind `all_hot`; pairs with `wait::arm`: who is about to sleep sees it, or is seen here.
+        fence(Ordering::SeqCst);
+        kick_sleepers(set);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Sending: by the ring as long as it may, else through the kernel.
 
-use super::wait::{STALLED_NS, Want, deadline, wait, waits_untold};
+use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
-use crate::socket::epoll::nested::heat_for_room;
+use crate::socket::epoll::nested::found_no_room;
 use crate::socket::table::{End, Sending, Socket};
 use crate::socket::{
     carrier, channel, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view,
@@ -86,9 +86,7 @@ pub fn send_by(
             if !told {
                 told = true;
                 end.no_space.add(1);
-                if waits_untold(socket) {
-                    heat_for_room(socket);
-                }
+                found_no_room(socket);
                 continue;
             }
             if total == 0 && stalled(end) && overflow(socket, end) {
