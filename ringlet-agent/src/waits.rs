@@ -403,15 +403,17 @@ unsafe fn wait_with<E: Edge>(
     mask: *const sigset_t,
 ) -> Sys<usize> {
     let known = match lookup(epfd) {
-        Some(Known::Set(set)) => Some(set),
+        Some(Known::Set(set)) => Some(epoll::Visit::of(set)),
         _ => None,
     };
     if max <= 0 || is_nowhere(events) {
         return edge.pass_on();
     }
     if let Some(set) = known {
-        epoll::settle_inner(set);
+        epoll::settle_inner(set.index());
     }
+    // (The number that this wait began with may mean another set when it goes on.)
+    let visit = || known.or_else(|| epoll::set_of(epfd).map(epoll::Visit::of));
     let mut waited = 0;
     if known.is_none_or(epoll::begin_native) {
         // KERNEL: not by the coarse clock, which is more than a tick late where the host does not run the processor that keeps it: the wait
@@ -430,14 +432,14 @@ unsafe fn wait_with<E: Edge>(
             return n;
         }
         // It was overtaken; or somebody else's set came to us, with registrations of ringlet's.
-        let Some(set) = epoll::set_of(epfd) else { return Ok(0) };
+        let Some(set) = visit() else { return Ok(0) };
         let kept = epoll::after_native(set, told);
         if kept > 0 {
             return Ok(kept);
         }
         waited = if limited { sys::now_ns() - start } else { 0 };
     }
-    let Some(set) = epoll::set_of(epfd) else { return Ok(0) };
+    let Some(set) = visit() else { return Ok(0) };
     // SAFETY: the program's array.
     let out = unsafe { core::slice::from_raw_parts_mut(events, max as usize) };
     let time = timeout()?;

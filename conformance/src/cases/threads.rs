@@ -1106,6 +1106,35 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "threads/waits_in_a_closed_set_of_others",
+        "and takes nothing of what the next set is about to tell, though it has slept for a connection of its own",
+        |a| {
+            let (_, end) = (a.moved(), a.moved());
+            a.sync();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let (quiet, end) = (b.moved(), b.moved());
+            let (old, mut set) = (sys::epoll_create().expect("epoll_create"), -1);
+            sys::epoll_ctl(old, EPOLL_CTL_ADD, quiet.0, IN, 6).expect("epoll_ctl");
+            let waited = beside(
+                move || sys::epoll_wait(old, 1, 1000).map(|events| events.len()),
+                || {
+                    sys::close(old).expect("close");
+                    set = sys::epoll_create().expect("epoll_create");
+                    sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN | ET, 7).expect("epoll_ctl");
+                    b.sync();
+                    end.until_unread(1);
+                },
+            );
+            record("the first wait", waited);
+            record("told", format!("{:?}", sys::epoll_wait(set, 4, PATIENCE_MS)));
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
         "threads/cancelled_and_closed",
         "a thread that is cancelled where it waits closes its connection at its end",
         |a| {

@@ -16,8 +16,9 @@ const NOTED_COUNT: usize = 16;
 
 #[derive(Clone, Copy)]
 struct Noted {
-    /// Index of the socket; or of the set, beside `SET`.
+    /// Index of the socket; or of the set, beside `SET`, and which of the sets that its entry is (`set::Visit`).
     what: u32,
+    life: u32,
     frame: usize,
 }
 
@@ -40,19 +41,19 @@ fn name_of(socket: &Socket, native: bool) -> u32 {
 
 /// The calling thread is about to count itself among the sleepers of a socket; `native`: and among those inside the kernel for it.
 pub fn waits(socket: &Socket, native: bool) {
-    note(name_of(socket, native));
+    note(name_of(socket, native), 0);
 }
 
 /// Or among those that wait in a set, in the kernel alone.
-pub fn waits_in(set: u32) {
-    note(SET | set);
+pub fn waits_in(set: u32, life: u32) {
+    note(SET | set, life);
 }
 
-fn note(what: u32) {
+fn note(what: u32, life: u32) {
     look_back();
     let count = COUNT.get();
     if count < NOTED_COUNT {
-        let noted = Noted { what, frame: stack::here() };
+        let noted = Noted { what, life, frame: stack::here() };
         NOTED.with_each(|all| all[count].set(noted));
         // After the entry: a handler may come in between.
         COUNT.set(count + 1);
@@ -100,7 +101,7 @@ fn take_back() {
         COUNT.set(last);
         let Some(tables) = tables() else { return };
         if noted.what & SET != 0 {
-            set::leave_native(noted.what & !SET);
+            set::leave_native(noted.what & !SET, noted.life);
             continue;
         }
         let socket = tables.sockets.at((noted.what & INDEX) as usize);
@@ -119,8 +120,9 @@ pub fn count_again() {
     let Some(tables) = tables() else { return };
     NOTED.with_each(|all| {
         for noted in &all[..COUNT.get()] {
-            match noted.get().what {
-                set if set & SET != 0 => set::count_native(set & !SET),
+            let Noted { what, life, .. } = noted.get();
+            match what {
+                set if set & SET != 0 => _ = set::count_native(set & !SET, life),
                 what => {
                     let socket = tables.sockets.at((what & INDEX) as usize);
                     socket.sleepers.fetch_add(1, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use super::elder::has_elder;
 use super::hot::{board_of, for_each_hot};
 use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
-use super::set::{EPOLLOUT, Set};
+use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
 use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
@@ -24,14 +24,14 @@ pub(super) fn arm(tables: &Tables, set: &Set) -> Armed {
 
 /// Is what rings hold to be told in the kernel's order? Then the set's context is armed from the first such wait to the last.
 #[inline(always)]
-pub(super) fn beside_kernel(tables: &Tables, set: &Set) -> bool {
+pub(super) fn beside_kernel(tables: &Tables, set: &Visit) -> bool {
     let (neighbours, before) = (has_neighbours(set), set.beside.is());
     let heard = neighbours && set.quiet.add(1) < QUIET_AFTER_WAITS;
     (neighbours || before) && go_beside(tables, set, heard)
 }
 
 #[cold]
-fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
+fn go_beside(tables: &Tables, set: &Visit, neighbours: bool) -> bool {
     // (What a nested set reports, and one that is shared with a parent, has its own order.)
     let context = set.context.get();
     let beside = neighbours && context != 0 && !set.nested.is() && !set.elder.is();
@@ -39,6 +39,8 @@ fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
         return beside;
     }
     let Some(held) = set.take() else { return set.beside.is() };
+    // (By now it may have none.)
+    let (context, beside) = (set.context.get(), beside && set.context.is());
     let before = set.beside.swap(if beside { context } else { 0 });
     if beside && before == 0 {
         context::arm(context);

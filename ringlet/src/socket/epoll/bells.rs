@@ -3,7 +3,6 @@
 use super::set::{self, EPOLLET, EPOLLIN, Set, first_set};
 use crate::socket::context;
 use crate::socket::table::{Socket, tables};
-use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half whose it is and the watch.
@@ -160,6 +159,7 @@ pub(super) fn is_ours(event: &epoll_event) -> bool {
     data & MARK_MASK == MARK
 }
 
+/// Set lock held, under which its context is no other's.
 pub(super) fn drain(set: &Set) {
     let context = set.context.get().max(set.reserved.get());
     if context::drain(context) >= LOOK_AT_ALL {
@@ -170,7 +170,7 @@ pub(super) fn drain(set: &Set) {
 /// A wake-up was taken, perhaps one that tells of an adoption. KERNEL: it wakes one thread; others may still be in waits of the kernel's
 /// alone, which it was for.
 pub(super) fn pass_on_overtaking(set: &Set) {
-    if set.natives.load(Ordering::SeqCst) != 0 {
+    if set.has_natives() {
         kick(set);
     }
 }

@@ -5,7 +5,7 @@ use super::hot::{append, collect, cool, heat_set, is_active, rest, unlink};
 use super::look::{Look, look, reported, see};
 use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
 use super::set::{
-    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Watch, free, is_linked,
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Visit, Watch, free, is_linked,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
@@ -70,7 +70,7 @@ pub(super) enum Whom {
 /// one, the first of them first.
 pub(super) fn harvest_turn(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
     slept: bool,
     whom: Whom,
@@ -92,7 +92,7 @@ pub(super) fn harvest_turn(
 #[allow(clippy::too_many_arguments)]
 pub(super) fn harvest_turn_at(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
     slept: bool,
     whom: Whom,
@@ -212,7 +212,7 @@ pub(super) fn nothing_found(set: &Set) {
 }
 
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
-pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
+pub(super) fn harvest(tables: &Tables, set: &Visit, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.take_first() else { return 0 };
     if set.all_hot.is() {
         heat_set(tables, set);

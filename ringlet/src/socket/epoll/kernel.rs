@@ -2,7 +2,7 @@
 
 use super::arm::{renew, rings_by_name};
 use super::bells::{
-    ALL, Armed, NAMED, SECOND, SELF, WATCH_MASK, any_of_ours, disarm, drain, is_ours,
+    ALL, Armed, NAMED, SECOND, SELF, WATCH_MASK, any_of_ours, disarm, drain, is_ours, kick,
     kick_sleepers, mark, pass_on_overtaking,
 };
 use super::elder::pass_on;
@@ -12,10 +12,11 @@ use super::look::{any_ready, count_ready};
 use super::nested::leave;
 use super::order::{IN_ORDER_MOST, note_other, place_of};
 use super::registration::{ASKS_MAX, has_neighbours};
-use super::set::{self, Set, is_marked_unmoved, is_of};
+use super::set::{self, Set, Visit, is_marked_unmoved, is_of};
 use crate::socket::table::Tables;
 use crate::socket::{context, doorbells};
 use crate::waiting::sleep;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Sys};
 
@@ -40,7 +41,7 @@ pub(super) struct Translated {
 
 /// The program's data in place of our marks, where what the kernel has told is still the kernel's (`control::register`): how many stay. Told
 /// under the set's lock, so that each arming tells once, by the kernel or by us, also while the connection moves.
-pub(super) fn restore(tables: &Tables, set: &Set, told: &mut [epoll_event]) -> usize {
+pub(super) fn restore(tables: &Tables, set: &Visit, told: &mut [epoll_event]) -> usize {
     let mut kept = 0;
     for nth in 0..told.len() {
         let event = told[nth];
@@ -54,9 +55,12 @@ pub(super) fn restore(tables: &Tables, set: &Set, told: &mut [epoll_event]) -> u
     kept
 }
 
-fn restored(tables: &Tables, set: &Set, event: epoll_event) -> Option<epoll_event> {
+fn restored(tables: &Tables, set: &Visit, event: epoll_event) -> Option<epoll_event> {
     let Some(watch) = set::find_watch(event.u64 as u32 & WATCH_MASK) else { return Some(event) };
     let _held = set.take();
+    if set.is_over() {
+        return None;
+    }
     if watch.marked.get() != event.u64 as u32 || !is_of(watch, set) || !is_marked_unmoved(watch) {
         return Some(event);
     }
@@ -71,16 +75,27 @@ fn restored(tables: &Tables, set: &Set, event: epoll_event) -> Option<epoll_even
 }
 
 /// The set's eventfd was rung. (A full counter would not ring again. That of a nested set stays as long as there is something: `settle_nested`.)
-fn heard(tables: &Tables, set: &Set) {
+fn heard(tables: &Tables, set: &Visit) {
     if !set.nested.is() || !any_ready(tables, set) {
-        drain(set);
+        let _held = set.take();
+        if !set.is_over() {
+            drain(set);
+        }
+    }
+}
+
+/// Its bell by name was.
+fn heard_named(set: &Visit) {
+    let _held = set.take();
+    if !set.is_over() {
+        context::heard_named(set.context.get(), set.hot_count.get());
     }
 }
 
 /// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
 pub(super) fn translate(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     events: &mut [epoll_event],
     mine: Option<&Armed>,
 ) -> Translated {
@@ -97,7 +112,7 @@ pub(super) fn translate(
         told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
             SELF | ALL | NAMED if foreign => {}
-            NAMED => context::heard_named(set.context.get(), set.hot_count.get()),
+            NAMED => heard_named(set),
             SELF => heard(tables, set),
             ALL => set.all_hot.set(1),
             SECOND => {}
@@ -126,7 +141,7 @@ fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
 /// ring's mark stands for may need more places.
 fn translate_in_order(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
     n: usize,
     mine: Option<&Armed>,
@@ -145,7 +160,7 @@ fn translate_in_order(
         match event.u64 as u32 & WATCH_MASK {
             SELF if !foreign => heard(tables, set),
             ALL if !foreign => set.all_hot.set(1),
-            NAMED if !foreign => context::heard_named(set.context.get(), set.hot_count.get()),
+            NAMED if !foreign => heard_named(set),
             SELF | SECOND | ALL | NAMED => {}
             index => told_of(tables, set, index, event.events),
         }
@@ -198,16 +213,15 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
     room + 1 - rung.clamp(1, room)
 }
 
-fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
+fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32) {
     let Some(watch) = set::find_watch(index) else { return };
     let held = set.take();
-    if watch.adopted.is() && is_of(watch, set) {
+    if !set.is_over() && watch.adopted.is() && is_of(watch, set) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
         doorbells::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
         let by_byte = watch.hot.is() && rings_by_name(set, socket, socket.home.get());
         heat(set, watch, held.is_some());
-        drop(held);
         if by_byte {
             // Perhaps because the bell's queue is full. That gives no edge any more by which it would be emptied.
             context::drain_named(set.context.get());
@@ -215,9 +229,29 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     }
 }
 
+/// What the kernel has told of a set that was closed beside the wait: what is none of ours is the program's. The rest may have been for the next set,
+/// if the number was that one's already when the kernel was asked: it looks at all that is in it.
+#[cold]
+pub(super) fn left_over(set: &Visit, told: &mut [epoll_event]) -> usize {
+    if any_of_ours(told) {
+        set.all_hot.set(1);
+        // ORDER: a fence behind `all_hot`; pairs with `wait::arm`: who is about to sleep there sees it, or is rung.
+        fence(Ordering::SeqCst);
+        kick(set);
+    }
+    let mut kept = 0;
+    for nth in 0..told.len() {
+        if !is_ours(&told[nth]) {
+            told[kept] = told[nth];
+            kept += 1;
+        }
+    }
+    kept
+}
+
 pub(super) fn ask_kernel(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
@@ -230,7 +264,7 @@ pub(super) fn ask_kernel(
 #[allow(unsafe_code)]
 pub(super) fn ask_kernel_since(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
@@ -242,6 +276,10 @@ pub(super) fn ask_kernel_since(
     let beside = set.beside.is();
     let room = if beside { places_beside(tables, set, out.len()) } else { out.len() };
     for _ in 0..ASKS_MAX {
+        if set.is_over() {
+            // The number that we have read may be another's.
+            return Ok(0);
+        }
         let asked = &mut out[..room];
         let n = match asleep {
             Some(armed) => {
@@ -256,6 +294,9 @@ pub(super) fn ask_kernel_since(
             // SAFETY: `asked` is a valid slice.
             None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
+        if set.is_over() {
+            return Ok(left_over(set, &mut out[..n]));
+        }
         set.kernel_asked.set(sys::ticks());
         let kept = restore(tables, set, &mut out[..n]);
         hear(set, &out[..kept]);

@@ -35,7 +35,7 @@ pub fn created(fd: i32) {
     for word in [&set.nested, &set.armed, &set.holds_sets, &set.all_hot, &set.elder, &set.quiet] {
         word.set(0);
     }
-    for count in [&set.adopted, &set.natives, &set.neighbours] {
+    for count in [&set.adopted, &set.neighbours] {
         count.store(0, Ordering::Relaxed);
     }
     for word in [&set.inherited, &set.given, &set.waker, &set.named, &set.taken, &set.left] {
@@ -182,11 +182,13 @@ pub fn closed(index: u32) {
             .filter(|(_, watch)| watch.set.get() == index)
             .for_each(|(_, watch)| _ = withdraw(watch));
     }
-    disarm(&Armed { contexts: [set.armed.swap(0), set.beside.swap(0)], look_every_ns: None });
-    // Who still waits in it neither drains the bell nor collects the board that are the next owner's then.
+    // Who still waits in it is nothing to the next set of this entry, nor to the next owner of its contexts (`Visit`).
     let held = set.take();
+    set.end_life();
     let contexts = [&set.context, &set.second, &set.reserved].map(|word| word.swap(0));
+    let armed = [set.armed.swap(0), set.beside.swap(0)];
     drop(held);
+    disarm(&Armed { contexts: armed, look_every_ns: None });
     if contexts.iter().any(|context| *context != 0) {
         context::release_set(index);
     }
@@ -234,7 +236,7 @@ pub fn after_fork(tables: &Tables, parent: u32) {
         set.second.set(0);
         set.armed.set(0);
         set.beside.set(0);
-        set.natives.store(0, Ordering::Relaxed);
+        set.forget_natives();
         set.reserved.set(0);
         set.named.set(0);
         set.inherited.set(1);

@@ -36,6 +36,7 @@ pub use life::{
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};
+pub use set::Visit;
 #[cfg(test)]
 pub use wait::latest_processor;
 pub use wait::{after_native, begin_native, end_native, wait};

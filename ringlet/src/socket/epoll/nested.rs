@@ -67,7 +67,9 @@ pub(super) fn settle_nested(tables: &Tables, set: &Set) {
     // (Before the look: what comes behind it is news to the next one, and rings.)
     let arrived = arrivals(tables, set);
     if !any_ready(tables, set) {
+        let held = set.take();
         drain(set);
+        drop(held);
         // What has rung just before is there by now.
         if !any_ready(tables, set) {
             return;

@@ -3,9 +3,8 @@
 use crate::lock::{Held, Lock};
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64, Published};
-use crate::socket::release;
 use crate::socket::table::{Known, Socket, Tables, lookup, tables};
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
 use ringlet_core::watch::{Rest, Told};
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
@@ -50,8 +49,8 @@ pub struct Set {
     pub(super) names: P32,
     /// Attached connections in it; while there is none, every wait is the kernel's.
     pub(super) adopted: AtomicU32,
-    /// Threads inside a wait of the kernel's alone.
-    pub(super) natives: AtomicU32,
+    /// How many sets this entry was before (upper half); and threads inside a wait of the kernel's alone in this one.
+    natives: AtomicU64,
     /// Our context for it once it had an adopted connection; its eventfd is registered. Set under the lock, read without: whoever finds
     /// it rings that eventfd. (So with `second` and `reserved`.)
     pub(super) context: Published,
@@ -171,7 +170,88 @@ pub struct Watch {
     pub(super) rests: Rest,
 }
 
+/// A set as a wait has found it. KERNEL: a wait in a set that another thread closes goes on, in what nobody can name any more. The entry may be the next
+/// set's by then, in which that wait has nothing to take.
+#[derive(Clone, Copy)]
+pub struct Visit {
+    set: &'static Set,
+    index: u32,
+    pub(super) life: u32,
+}
+
+impl core::ops::Deref for Visit {
+    type Target = Set;
+    #[inline(always)]
+    fn deref(&self) -> &Set {
+        self.set
+    }
+}
+
+impl Visit {
+    #[inline(always)]
+    pub fn of(index: u32) -> Visit {
+        let set = at(index);
+        Visit { set, index, life: set.life() }
+    }
+
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Was the set closed? Without its lock, it may be so just now.
+    #[inline(always)]
+    pub(super) fn is_over(&self) -> bool {
+        self.set.life() != self.life
+    }
+
+    /// As of the set itself; but if that was closed, `None`. (As long as it is held, it is not.)
+    #[inline(always)]
+    pub(super) fn take(&self) -> Option<Held<'static>> {
+        self.set.take().filter(|_| !self.is_over())
+    }
+
+    #[inline(always)]
+    pub(super) fn take_first(&self) -> Option<Held<'static>> {
+        self.set.take_first().filter(|_| !self.is_over())
+    }
+
+    /// One native wait more. False, and it is not counted, if the set was closed.
+    pub(super) fn enter_native(&self) -> bool {
+        count_native(self.index, self.life)
+    }
+
+    pub(super) fn leave_native(&self) {
+        leave_native(self.index, self.life);
+    }
+}
+
+const LIFE_SHIFT: u32 = u32::BITS;
+
 impl Set {
+    #[inline(always)]
+    fn life(&self) -> u32 {
+        // ORDER: Relaxed; changed under the lock, and a hint without that.
+        (self.natives.load(Ordering::Relaxed) >> LIFE_SHIFT) as u32
+    }
+
+    /// It is closed: who waits in it stays there, and is nothing to the next one. Set lock held.
+    pub(super) fn end_life(&self) {
+        let next = |word: u64| Some(((word >> LIFE_SHIFT) + 1) << LIFE_SHIFT);
+        let _ = self.natives.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
+    }
+
+    /// Is any thread inside a wait of the kernel's alone?
+    pub fn has_natives(&self) -> bool {
+        // ORDER: SeqCst; pairs with `wait::begin_native`.
+        self.natives.load(Ordering::SeqCst) as u32 != 0
+    }
+
+    /// In a child by fork, where the parent's threads are not.
+    pub(super) fn forget_natives(&self) {
+        let none = |word: u64| (word as u32 != 0).then_some(word >> LIFE_SHIFT << LIFE_SHIFT);
+        let _ = self.natives.fetch_update(Ordering::Relaxed, Ordering::Relaxed, none);
+    }
+
     #[inline(always)]
     pub(super) fn take(&self) -> Option<Held<'_>> {
         self.lock.take().inspect(|held| self.notice(held))
@@ -273,14 +353,23 @@ pub(super) fn give_watch(watch: u32) {
     all().free[0].watches.give(watch, |watch, next| watch_at(watch).next_free.set(next));
 }
 
-/// One native wait less. (The set may have been closed meanwhile, and its entry be another's, which began at none.)
-pub fn leave_native(set_index: u32) {
-    release::leave_native(&at(set_index).natives);
+fn change_natives(index: u32, life: u32, change: impl Fn(u32) -> Option<u32>) -> bool {
+    let next = |word: u64| {
+        let changed = change(word as u32).filter(|_| (word >> LIFE_SHIFT) as u32 == life)?;
+        Some(word >> LIFE_SHIFT << LIFE_SHIFT | u64::from(changed))
+    };
+    // ORDER: SeqCst; pairs with `registration::prepare`, as `wait::begin_native` says.
+    at(index).natives.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next).is_ok()
 }
 
-/// One more, in a child by fork that this thread makes inside the wait.
-pub fn count_native(set_index: u32) {
-    at(set_index).natives.fetch_add(1, Ordering::SeqCst);
+/// One native wait less, unless the set was closed meanwhile.
+pub fn leave_native(index: u32, life: u32) {
+    change_natives(index, life, |count| count.checked_sub(1));
+}
+
+/// One more.
+pub fn count_native(index: u32, life: u32) -> bool {
+    change_natives(index, life, |count| Some(count + 1))
 }
 
 /// Was it ever put into a set?

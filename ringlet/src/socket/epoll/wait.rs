@@ -6,16 +6,15 @@ use super::elder::pass_on;
 use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
-use super::kernel::{ask_kernel, ask_kernel_since, restore, translate};
+use super::kernel::{ask_kernel, ask_kernel_since, left_over, restore, translate};
 use super::look::any_ready;
 use super::nested::leave;
 use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
-use super::set::{self, Set, is_of, others_of};
+use super::set::{self, Set, Visit, is_of, others_of};
 use crate::socket::table::{Socket, Stage, Tables, tables};
 use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
-use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Errno, Sys};
 
@@ -24,7 +23,12 @@ const ASK_KERNEL_TICKS: u64 = 30_000;
 
 /// A wait beside neighbours, as far as it needs no sleep.
 #[cold]
-fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u64>) -> Sys<usize> {
+fn in_order(
+    tables: &Tables,
+    set: &Visit,
+    out: &mut [epoll_event],
+    mask: Option<u64>,
+) -> Sys<usize> {
     if set.kernel_turn.swap(0) != 0 {
         let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
         if found > 0 {
@@ -76,15 +80,19 @@ fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u6
 /// epoll_wait and its relatives, on a set that has (or had) adopted connections, or for what a native wait returned
 /// (`native` events) when one was adopted meanwhile. `EINTR` after a signal, as the kernel has it.
 pub fn wait(
-    set_index: u32,
+    visit: Visit,
     out: &mut [epoll_event],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
     let tables = tables().ok_or(Errno::EBADF)?;
-    let set = set::at(set_index);
+    let set = &visit;
     jumps::look_back();
-    let result = wait_in(tables, set, out, timeout_ns, mask);
+    let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
+    let result = wait_in(tables, set, out, deadline, mask);
+    if set.is_over() {
+        return sleep_out(result, deadline, mask);
+    }
     if result == Ok(0) {
         nothing_found(set);
     }
@@ -103,6 +111,17 @@ pub fn wait(
     result
 }
 
+/// The set was closed beside the wait. KERNEL: that goes on until its time is up or a signal comes; none of the numbers by which it began means
+/// anything to it.
+#[cold]
+fn sleep_out(result: Sys<usize>, deadline: Option<u64>, mask: Option<u64>) -> Sys<usize> {
+    if matches!(result, Ok(1..) | Err(Errno::EINTR)) {
+        return result;
+    }
+    let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+    sleep::poll(&mut [], left, mask, &|| {})
+}
+
 /// Does nobody sleep in this set but who waits on it from outside?
 fn waits_nest_only(set: &Set) -> bool {
     set.armed.is() && context::sleepers(set.armed.get()) <= 1
@@ -110,13 +129,15 @@ fn waits_nest_only(set: &Set) -> bool {
 
 fn wait_in(
     tables: &Tables,
-    set: &Set,
+    set: &Visit,
     out: &mut [epoll_event],
-    timeout_ns: Option<u64>,
+    deadline: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
-    let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     loop {
+        if set.is_over() {
+            return Ok(0);
+        }
         let beside = beside_kernel(tables, set);
         if beside {
             let found = in_order(tables, set, out, mask)?;
@@ -257,28 +278,29 @@ pub fn is_native(set_index: u32) -> bool {
 }
 
 /// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
-pub fn begin_native(set_index: u32) -> bool {
-    let set = set::at(set_index);
+pub fn begin_native(set: Visit) -> bool {
     memory::close_left();
-    jumps::waits_in(set_index);
+    jumps::waits_in(set.index(), set.life);
     // ORDER: SeqCst, before the look; pairs with `registration::prepare`, after which `bells::pass_on_overtaking` looks for us.
-    set.natives.fetch_add(1, Ordering::SeqCst);
-    let native = is_native(set_index);
+    let native = set.enter_native() && is_native(set.index());
     if !native {
-        end_native(set_index);
+        end_native(set);
     }
     native
 }
 
-pub fn end_native(set_index: u32) {
-    jumps::waits_no_more_in(set_index);
-    set::leave_native(set_index);
+pub fn end_native(set: Visit) {
+    jumps::waits_no_more_in(set.index());
+    set.leave_native();
 }
 
 /// What a native wait returned that was overtaken by an adoption: our events taken out.
-pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
+pub fn after_native(visit: Visit, out: &mut [epoll_event]) -> usize {
     let Some(tables) = tables() else { return out.len() };
-    let set = set::at(set_index);
+    let set = &visit;
+    if set.is_over() {
+        return left_over(set, out);
+    }
     let kept = restore(tables, set, out);
     let told = translate(tables, set, &mut out[..kept], None);
     if let Some(taken) = told.foreign {
