@@ -358,7 +358,7 @@ fn release(socket: &'static Socket, open: bool) {
     if last && open && socket.shown.is() {
         epoll::unregister(socket);
     }
-    epoll::forget_socket(socket);
+    let withdrawn = epoll::forget_socket(socket);
     if socket.twin.is() {
         pairs::part(tables, socket);
     }
@@ -375,7 +375,7 @@ fn release(socket: &'static Socket, open: bool) {
         // ORDER: SeqCst; pairs with `release::leave`: a sleeper that we do not see sees this.
         socket.set_stage(Stage::Closing);
     }
-    if socket.sleepers.load(Ordering::SeqCst) == 0 {
+    if withdrawn && socket.sleepers.load(Ordering::SeqCst) == 0 {
         release::clean_up_as(socket, last, true);
     }
 }

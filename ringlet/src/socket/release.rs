@@ -46,6 +46,15 @@ pub fn close_orphan(socket: &Socket) {
     }
 }
 
+/// A socket that was closed in a handler which had interrupted a look at it, if no thread sleeps there.
+#[cold]
+pub fn clean_up_left(socket: &Socket) {
+    // ORDER: SeqCst; pairs with `in_use::Waiter::new`, as in `process::release`.
+    if socket.stage() == Stage::Closing && socket.sleepers.load(Ordering::SeqCst) == 0 {
+        clean_up(socket);
+    }
+}
+
 /// The last sleeper of a socket that was closed meanwhile.
 pub fn clean_up(socket: &Socket) {
     let Some(tables) = tables() else { return };

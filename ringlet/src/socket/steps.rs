@@ -1396,6 +1396,31 @@ fn a_wait_in_a_closed_set_is_not_counted_out_of_the_next_one() {
     });
 }
 
+/// A handler closes a connection at which the set looks that it has interrupted: what is looked at stays, until the set's next wait.
+#[test]
+fn what_a_set_looks_at_stays_when_a_handler_closes_it() {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
+    let (side, epfd) = (&pair.sides[1], fd::epoll_create().unwrap());
+    side.with(|socket| {
+        epoll::created(epfd);
+        let set = epoll::set_of(epfd).unwrap();
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        epoll::control(set, libc::EPOLL_CTL_ADD, side.fd, socket, Some(event)).unwrap();
+        epoll::at_work(set, |_| {
+            assert!(process::before_close(side.fd, table::lookup(side.fd).unwrap()));
+            assert!(socket.incoming().is_some(), "unmapped amid the look");
+        });
+        sys::close(side.fd);
+        let mut out = [event; 4];
+        assert_eq!(epoll::wait(epoll::Visit::of(set), &mut out, Some(0), None), Ok(0));
+        assert!(socket.incoming().is_none() && socket.stage() == Stage::Free);
+        epoll::closed(set);
+    });
+    sys::close(epfd);
+    side.gone.set(true);
+    pair.finish();
+}
+
 /// A handler has gone over to another coroutine amid a wait, which goes on later: the other one's waits and closes leave its count. One that was left by a
 /// long jump is counted out, from however deep.
 #[test]

@@ -11,7 +11,7 @@ use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
 use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::waits_untold;
-use crate::socket::view;
+use crate::socket::{release, view};
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
 use ringlet_linux::sys;
@@ -129,6 +129,10 @@ pub(super) fn harvest_turn_at(
         }
         let (this, watch) = (index, set::watch_at(index));
         index = watch.hot_next.get();
+        if is_left(watch) {
+            take_off(tables, set, this, watch);
+            continue;
+        }
         if !asked(this, watch) {
             continue;
         }
@@ -188,6 +192,23 @@ pub(super) fn harvest_turn_at(
     found
 }
 
+/// A signal handler has left it on the hot list, which it could not change.
+#[inline(always)]
+fn is_left(watch: &Watch) -> bool {
+    watch.set.get() == 0 || watch.dormant.is()
+}
+
+/// Set lock held.
+#[cold]
+fn take_off(tables: &Tables, set: &Set, index: u32, watch: &Watch) {
+    cool(set, watch);
+    if watch.gone.swap(0) != 0 {
+        let socket = tables.sockets.at(watch.socket.get() as usize);
+        free(index, watch);
+        release::clean_up_left(socket);
+    }
+}
+
 /// Has it had nothing for so many waits that looking at it costs more than a doorbell?
 #[inline(always)]
 fn is_idle(set: &Set, watch: &Watch, socket: &Socket, hot: u32) -> bool {
@@ -227,12 +248,8 @@ pub(super) fn harvest(tables: &Tables, set: &Visit, out: &mut [epoll_event], sle
         }
         let watch = set::watch_at(index);
         let next = watch.hot_next.get();
-        if watch.set.get() == 0 || watch.dormant.is() {
-            // (A signal handler has left it here.)
-            cool(set, watch);
-            if watch.gone.swap(0) != 0 {
-                free(index, watch);
-            }
+        if is_left(watch) {
+            take_off(tables, set, index, watch);
             index = next;
             continue;
         }

@@ -52,9 +52,11 @@ pub fn unregister(socket: &Socket) {
     }
 }
 
-/// The last descriptor of `socket` is about to be closed: the kernel drops its registrations with it.
-pub fn forget_socket(socket: &Socket) {
+/// The last descriptor of `socket` is about to be closed: the kernel drops its registrations with it. False: we are in a signal handler that interrupted
+/// this thread at work in a set of the socket's, perhaps as it looked at it. That frame goes on with the memory, and the set's next harvest puts it away.
+pub fn forget_socket(socket: &Socket) -> bool {
     let _registering = socket.registering.take();
+    let mut withdrawn = true;
     let mut next = socket.watches.swap(0, Ordering::AcqRel);
     while next != 0 {
         let index = next;
@@ -64,8 +66,10 @@ pub fn forget_socket(socket: &Socket) {
             free(index, watch);
         } else {
             watch.gone.set(1);
+            withdrawn = false;
         }
     }
+    withdrawn
 }
 
 /// KERNEL: of several connections that became ready, the one that was first is told first, and programs count on that: one that has
