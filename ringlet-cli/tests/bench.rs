@@ -1,7 +1,8 @@
-//! `ringlet bench` end to end on the kernel's own transports, and of Active Messages: the shape of what it reports, never a time.
+//! `ringlet bench` end to end on the kernel's own transports, and of Active Messages: the shape of what it reports, never a time. That connections
+//! of `--only many` and `idle` move, tests/control shows.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -67,6 +68,110 @@ fn active_messages_are_measured() {
     let ours: Vec<&Value> = rows.iter().filter(|row| row["transport"] == "ringlet").collect();
     assert!(ours.iter().any(|row| row["what"] == "empty poll, 300 peers"), "{rows:?}");
     assert!(ours.iter().all(|row| row["error"].is_null()), "{rows:?}");
+}
+
+/// By a shell that limits descriptors first (as ulimit says it) and then becomes the command.
+fn limited(ulimit: &str, arguments: &[&str]) -> Output {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\"")]);
+    command.arg(env!("CARGO_BIN_EXE_ringlet")).args(["bench", "--quick", "--json", "-"]);
+    command.args(arguments).env("TMPDIR", place.path()).stdin(Stdio::null());
+    let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = started.id();
+    let output = started.wait_with_output().unwrap();
+    let ours = format!("\"parent\":{pid},");
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let commands = processes.filter_map(|each| fs::read(each.path().join("cmdline")).ok());
+    let commands = commands.map(|words| String::from_utf8_lossy(&words).into_owned());
+    assert_eq!(commands.filter(|words| words.contains(&ours)).collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "files are left");
+    output
+}
+
+/// More connections than descriptors are allowed at first.
+#[test]
+fn many_connections_are_told_with_the_processor_time_of_each_end() {
+    let arguments = ["--only", "many", "--connections", "1,70", "--transport", "tcp"];
+    let output = limited("-Sn 64", &[arguments.as_slice(), &["--rounds", "2"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let rows = rows(&output.stdout);
+    let mut rows = rows.iter();
+    for (case, kind, transport) in [
+        ("many-epoll", "connection", "tcp"),
+        ("many-edge", "connection", "tcp"),
+        ("many-poll", "connection", "tcp"),
+        ("many-select", "connection", "tcp"),
+        ("many-udp", "sender", "udp"),
+    ] {
+        for count in [1, 70] {
+            let plural = if count == 1 { "" } else { "s" };
+            let rate = rows.next().unwrap();
+            assert_eq!(rate["what"], format!("round trips, {count} {kind}{plural}"), "{rate}");
+            assert_eq!(rate["unit"], "per_second");
+            let server = rows.next().unwrap();
+            assert_eq!(server["what"], format!("CPU of the server for each, {count}"), "{server}");
+            let client = rows.next().unwrap();
+            assert_eq!(client["what"], format!("CPU of the client for each, {count}"), "{client}");
+            for row in [rate, server, client] {
+                assert_eq!((&row["case"], &row["transport"]), (&case.into(), &transport.into()));
+                assert_eq!((&row["path"], &row["ratio_to_tcp"]), (&"kernel".into(), &1.0.into()));
+                assert_eq!(row["rounds"].as_array().unwrap().len(), 2);
+            }
+            for round in 0..2 {
+                let value = |row: &Value| row["rounds"][round]["value"].as_f64().unwrap();
+                assert!(rate["rounds"][round]["tails"]["count"].as_f64().unwrap() >= 1.0);
+                // Of one thread, which can't have had more than all of a processor.
+                for cpu in [server, client] {
+                    assert_eq!(cpu["unit"], "nanoseconds");
+                    let share = value(cpu) * value(rate) / 1e9;
+                    assert!(share > 0.0 && share < 1.1, "{share}: {cpu} {rate}");
+                }
+            }
+        }
+    }
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn waits_beside_idle_connections_are_told() {
+    let arguments = ["--only", "idle", "--connections", "3,70", "--transport", "tcp,unix"];
+    let output = limited("-Sn 64", &arguments);
+    assert!(output.status.success(), "{output:?}");
+    let rows = rows(&output.stdout);
+    let mut expected = Vec::new();
+    for case in ["idle-epoll", "idle-poll", "idle-select"] {
+        for what in ["3 idle, CPU of a turn", "70 idle, CPU of a turn"] {
+            expected.extend(["tcp", "unix"].map(|transport| (case, what, transport)));
+        }
+    }
+    let text = |row: &Value, key: &str| row[key].as_str().unwrap_or("none").to_owned();
+    let told =
+        rows.iter().map(|row| (text(row, "case"), text(row, "what"), text(row, "transport")));
+    let told: Vec<_> = told.collect();
+    let told: Vec<(&str, &str, &str)> = told.iter().map(|(a, b, c)| (&**a, &**b, &**c)).collect();
+    assert_eq!(told, expected);
+    for row in &rows {
+        assert_eq!(row["unit"], "nanoseconds");
+        assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn too_few_descriptors_are_told_and_what_there_are_enough_for_is_measured() {
+    let arguments = ["--only", "many,idle", "--connections", "20,40", "--transport", "tcp"];
+    let output = limited("-n 90", &arguments);
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let rows = rows(&output.stdout);
+    let (failed, measured): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| row["error"].is_string());
+    // Each way once by 20 and once by 40.
+    assert_eq!((failed.len(), measured.len()), (5 + 3, 5 * 3 + 3), "{said}");
+    let why = "40 connections need 104 descriptors, and RLIMIT_NOFILE allows 90";
+    assert!(failed.iter().all(|row| row["error"].as_str().unwrap().contains(why)), "{failed:?}");
+    assert!(measured.iter().all(|row| row["what"].as_str().unwrap().contains("20")), "{said}");
+    assert!(said.contains(why), "{said}");
 }
 
 /// A library that can't be had must not look like a measurement.

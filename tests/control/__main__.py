@@ -1,4 +1,4 @@
-"""Running programs are controlled, watched and compared: `ringlet off` and `on`, `capture`, `explain`, `compare`. Every byte is checked
+"""Running programs are controlled, watched and compared: `ringlet off` and `on`, `capture`, `explain`, `compare`, `bench`. Every byte is checked
 meanwhile, and that a connection is where ringlet says by what the loopback interface carries.
 
     python3 tests/control [--seed N] [--ringlet PATH] [GROUP...]
@@ -25,7 +25,7 @@ import harness  # noqa: E402
 from harness import CLIENT_SECONDS, START_SECONDS, Failed, free_port, listening, needs, require  # noqa: E402
 from harness import play, scenes_options, scenes_parser, wait_until  # noqa: E402
 
-GROUPS = "paths capture explain reasons strangers compare".split()
+GROUPS = "paths capture explain reasons strangers compare bench".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
 INSIDE = "TEST_INSIDE_NAMESPACES"
 SKIPPED = 77

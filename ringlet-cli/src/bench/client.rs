@@ -13,6 +13,7 @@ use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 
 use super::child::pause;
 use super::datagrams;
+use super::many;
 use super::messages;
 use super::server::{Order, OrderKind};
 use super::spec::{Family, Figure, Pause, Spec, Unit, Waiting, Work, size_name};
@@ -23,9 +24,9 @@ use super::wire::{Wire, dial, dial_for_messages, read_now, write_all_waiting};
 /// Round trips before any figure is taken, wrapped or not.
 const WARM_TRIPS: u64 = 128;
 /// How long a connection between two wrapped ends may take to reach the ring; then it is measured where it is.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
+pub const SETTLE_MAX: Duration = Duration::from_secs(1);
 /// Round trips that make an idle connection one that has lived (and, wrapped, has been moved).
-const IDLE_TRIPS: usize = 32;
+pub const IDLE_TRIPS: usize = 32;
 const SMALL: usize = 8;
 
 pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
@@ -74,6 +75,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             connections_per_second(family, address, budget, spec.work == Work::Connect)
         }
         Work::Scale { idle } => scale(spec, address, *idle, budget),
+        Work::Many { .. } | Work::Idle { .. } => many::measure(spec, address),
         Work::Messages { peers } => messages::measure(spec, address, peers),
         Work::Asleep => {
             let mut trip = Blocking::new(dial_for_messages(family, address, false)?);

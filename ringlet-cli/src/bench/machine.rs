@@ -5,7 +5,7 @@ use std::env;
 use std::fs;
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::utsname::uname;
@@ -89,11 +89,24 @@ pub fn first_core() -> Result<usize> {
 /// Raises the limit of open files as far as we may, for the children to inherit, and tells how many idle connections
 /// that allows; some descriptors are left for everything else.
 pub fn idle_limit() -> Result<usize> {
-    const OTHERS: u64 = 64;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    Ok(hard.saturating_sub(OTHERS) as usize)
+    Ok(hard.saturating_sub(OTHER_DESCRIPTORS as u64) as usize)
 }
+
+/// Says how many descriptors so many connections need, where they can't be had.
+pub fn have_descriptors_for(connections: usize) -> Result<()> {
+    let limit = idle_limit()?;
+    ensure!(
+        connections <= limit,
+        "{connections} connections need {} descriptors, and RLIMIT_NOFILE allows {} (ulimit -Hn)",
+        connections + OTHER_DESCRIPTORS,
+        limit + OTHER_DESCRIPTORS,
+    );
+    Ok(())
+}
+
+const OTHER_DESCRIPTORS: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ mod handover;
 pub mod hierarchy;
 mod limits;
 pub mod machine;
+mod many;
 mod messages;
 mod mirror;
 mod native;
@@ -56,8 +57,8 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 
 /// Measure kernel TCP, Unix sockets and ringlet on this machine.
 ///
-/// Without options: everything but the crowd and Ethernet, in about a minute, unpinned; and 8-byte latencies also with both ends
-/// pinned to a core each, and with ringlet's spinning off.
+/// Without options: everything but the crowd and Ethernet (of many and idle one number of connections only, by epoll), in about a minute,
+/// unpinned; and 8-byte latencies also with both ends pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
@@ -79,6 +80,9 @@ pub struct BenchArgs {
     /// Idle connections for scale, as far as RLIMIT_NOFILE allows [default: 1000, quick: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     idle: Option<u32>,
+    /// How many connections many and idle have [default: 1,32,128,512,2000 and 100,500,2000, quick: 1,32,128 and 100]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    connections: Vec<u32>,
     /// Pin both ends of everything: `auto` or two cores like 0,2; `none` leaves out the pinned rows
     #[arg(long, value_name = "CORES")]
     pin: Option<Pin>,
@@ -152,6 +156,11 @@ enum Group {
     Costs,
     /// One busy connection beside many idle ones
     Scale,
+    /// A round trip on a random one of many connections, and what that takes of each end's processor: by epoll (level and edge), poll, select;
+    /// and by one of many UDP senders
+    Many,
+    /// Waits of 1 ms beside many idle connections, and what each takes of a processor: by epoll, poll, select
+    Idle,
     /// Eight busy pairs of processes at once
     Pairs,
     /// Beside processes that want all processors, with a share of one, on one alone: only if it is named

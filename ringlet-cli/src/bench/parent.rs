@@ -116,6 +116,10 @@ fn generous(contender: &Contender, setting: &Setting) -> Duration {
     let (figures, connections) = match &contender.work {
         Work::Latency { sizes } => (sizes.len() as u32, 0),
         Work::Scale { idle } => (2, *idle as u32),
+        // Each lives, by round trips that nobody else makes meanwhile.
+        Work::Many { connections, .. } | Work::Idle { connections, .. } => {
+            (4, 4 * *connections as u32)
+        }
         Work::Messages { peers } => (8, peers.iter().sum::<usize>() as u32),
         Work::Ucx => (300, 0),
         // (Of a machine that is emulated.)

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{By, Cost, Family, Link, Over, Waiting, Work};
+use super::spec::{Among, By, Cost, Family, Link, Over, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -23,6 +23,8 @@ const SCALE_ROUNDS_MAX: u32 = 3;
 const PAIRS: usize = 8;
 const THOUGHT_US: u64 = 500;
 const QUOTA_PERCENT: u32 = 20;
+/// select has room for 1,024 numbers, of which some are others'.
+const SELECTED_MOST: usize = 1000;
 
 /// What can't be done as asked is left out and named in `notes`.
 pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
@@ -64,7 +66,8 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
             Some((server, client)) => format!("{title}, pinned to cores {server} and {client}"),
             None => title.to_owned(),
         };
-        let rounds = if group == Group::Scale { rounds.min(SCALE_ROUNDS_MAX) } else { rounds };
+        let long = matches!(group, Group::Scale | Group::Idle);
+        let rounds = if long { rounds.min(SCALE_ROUNDS_MAX) } else { rounds };
         cases.push(Case { name, title, rounds, setting, contenders });
     };
 
@@ -136,6 +139,9 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let asked = args.idle.unwrap_or(if quick { 64 } else { 1000 }) as usize;
     let idle = asked.min(machine::idle_limit()?);
     add(Group::Scale, "scale", title, latencies(), everyone(Work::Scale { idle }));
+    for Lot { group, name, title, budget, contenders } in lots(args, notes) {
+        add(group, name, title, Setting { budget, ..rates() }, contenders);
+    }
     let title = "8 busy pairs of processes, 8 B";
     let setting = Setting { pairs: PAIRS, pin: None, ..budgets(300, 50) };
     add(Group::Pairs, "pairs", title, setting, everyone(Work::Pair));
@@ -275,6 +281,84 @@ fn contenders(transports: &[Transport], work: &Work) -> Vec<Contender> {
             }
         })
         .collect()
+}
+
+/// Cases of many connections: the first of each group is measured unasked.
+const LOTS: [(Group, Among, &str, &str); 8] = [
+    (Group::Many, Among::Epoll, "many-epoll", "one of many connections at random, server by epoll"),
+    (
+        Group::Many,
+        Among::Edge,
+        "many-edge",
+        "one of many connections at random, server by epoll's edges",
+    ),
+    (Group::Many, Among::Poll, "many-poll", "one of many connections at random, server by poll"),
+    (
+        Group::Many,
+        Among::Select,
+        "many-select",
+        "one of many connections at random, server by select",
+    ),
+    (Group::Many, Among::Epoll, MANY_SENDERS, "one of many UDP senders at random, server by epoll"),
+    (Group::Idle, Among::Epoll, "idle-epoll", "waits of 1 ms beside idle connections, by epoll"),
+    (Group::Idle, Among::Poll, "idle-poll", "waits of 1 ms beside idle connections, by poll"),
+    (Group::Idle, Among::Select, "idle-select", "waits of 1 ms beside idle connections, by select"),
+];
+const MANY_SENDERS: &str = "many-udp";
+
+/// One number of connections.
+struct Lot {
+    group: Group,
+    name: &'static str,
+    title: &'static str,
+    budget: Duration,
+    contenders: Vec<Contender>,
+}
+
+/// All of those groups that are named; of the others what shows within seconds how they stand.
+fn lots(args: &BenchArgs, notes: &mut Vec<String>) -> Vec<Lot> {
+    let named = |group| args.only.contains(&group);
+    let mut all: Vec<Lot> = Vec::new();
+    let mut too_many = false;
+    for (group, by, name, title) in LOTS {
+        if !named(group) && all.iter().any(|lot| lot.group == group) {
+            continue;
+        }
+        // Milliseconds for a figure.
+        let (budget, numbers): (u64, &[u32]) = match (group, args.quick, named(group)) {
+            (Group::Idle, true, _) => (50, &[100]),
+            (Group::Idle, _, true) => (1000, &[100, 500, 2000]),
+            (Group::Idle, ..) => (300, &[500]),
+            (_, true, _) => (30, &[1, 32, 128]),
+            (_, _, true) => (500, &[1, 32, 128, 512, 2000]),
+            _ => (200, &[512]),
+        };
+        let numbers = if args.connections.is_empty() { numbers } else { &args.connections };
+        for connections in numbers.iter().map(|&number| number as usize) {
+            if by == Among::Select && connections >= SELECTED_MOST {
+                too_many = true;
+                continue;
+            }
+            let work = match group {
+                Group::Idle => Work::Idle { by, connections },
+                _ => Work::Many { by, connections },
+            };
+            let mut contenders = match name {
+                MANY_SENDERS => datagrams(&args.transport, &work),
+                _ => contenders(&args.transport, &work),
+            };
+            // Of Unix sockets if they are asked for.
+            contenders.retain(|each| each.family != Family::Unix || !args.transport.is_empty());
+            let budget = Duration::from_millis(budget);
+            all.push(Lot { group, name, title, budget, contenders });
+        }
+    }
+    if too_many {
+        notes.push(format!(
+            "select can't wait for {SELECTED_MOST} connections or more: no such row"
+        ));
+    }
+    all
 }
 
 /// Processors that others want as well, or that there is not enough of.
@@ -429,8 +513,63 @@ mod tests {
         assert_eq!(of("udp"), ["udp", "ringlet"]);
         assert_eq!(of("asleep"), ["tcp", "unix", "ringlet", "futex", "eventfd"]);
         assert_eq!(of("costs"), ["kernel", "empty library", "ringlet"]);
+        assert_eq!(of("many-epoll"), ["tcp", "ringlet"]);
+        assert_eq!(of("idle-epoll"), ["tcp", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
-        assert_eq!(all.len(), if two_cores { 25 } else { 22 });
+        assert_eq!(all.len(), if two_cores { 27 } else { 24 });
+    }
+
+    /// The name of each case and what is done, in order.
+    fn works(arguments: &[&str], notes: &mut Vec<String>) -> Vec<(&'static str, Work)> {
+        let command = Command::parse_from([&["bench"], arguments].concat());
+        let cases = plan(&command.args, notes).unwrap();
+        cases.iter().map(|case| (case.name, case.contenders[0].work.clone())).collect()
+    }
+
+    #[test]
+    fn many_and_idle_have_all_ways_and_numbers_if_they_are_named() {
+        let mut notes = Vec::new();
+        let all = works(&["--only", "many,idle"], &mut notes);
+        let many = |by| move |&connections: &usize| Work::Many { by, connections };
+        let idle = |by| move |&connections: &usize| Work::Idle { by, connections };
+        let numbers = [1, 32, 128, 512, 2000];
+        let mut expected = Vec::new();
+        let mut expect = |name, works: Vec<Work>| {
+            expected.extend(works.into_iter().map(|work| (name, work)));
+        };
+        expect("many-epoll", numbers.iter().map(many(Among::Epoll)).collect());
+        expect("many-edge", numbers.iter().map(many(Among::Edge)).collect());
+        expect("many-poll", numbers.iter().map(many(Among::Poll)).collect());
+        expect("many-select", numbers[..4].iter().map(many(Among::Select)).collect());
+        expect("many-udp", numbers.iter().map(many(Among::Epoll)).collect());
+        expect("idle-epoll", [100, 500, 2000].iter().map(idle(Among::Epoll)).collect());
+        expect("idle-poll", [100, 500, 2000].iter().map(idle(Among::Poll)).collect());
+        expect("idle-select", [100, 500].iter().map(idle(Among::Select)).collect());
+        assert_eq!(all, expected);
+        let about_select = |note: &&String| note.contains("select");
+        assert_eq!(notes.iter().filter(about_select).count(), 1, "{notes:?}");
+
+        let udp = names(&["--only", "many"]).into_iter().find(|case| case.0 == "many-udp");
+        assert_eq!(udp.unwrap().1, ["udp", "ringlet"]);
+        let unix = names(&["--only", "idle", "--transport", "unix,ringlet-unix"]);
+        assert!(unix.iter().all(|case| case.1 == ["unix", "ringlet unix"]) && unix.len() == 8);
+    }
+
+    #[test]
+    fn unasked_or_quick_many_and_idle_are_short() {
+        let of = |arguments: &[&str]| {
+            let mut all = works(arguments, &mut Vec::new());
+            all.retain(|(name, _)| name.starts_with("many") || name.starts_with("idle"));
+            all
+        };
+        let by = Among::Epoll;
+        let many = |connections| ("many-epoll", Work::Many { by, connections });
+        let idle = |connections| ("idle-epoll", Work::Idle { by, connections });
+        assert_eq!(of(&[]), [many(512), idle(500)]);
+        assert_eq!(of(&["--quick"]), [many(1), many(32), many(128), idle(100)]);
+        assert_eq!(of(&["--connections", "7,9"]), [many(7), many(9), idle(7), idle(9)]);
+        let quick = of(&["--quick", "--only", "idle", "--connections", "999,1000"]);
+        assert_eq!(quick.len(), 5, "select has no room for 1000: {quick:?}");
     }
 
     #[test]

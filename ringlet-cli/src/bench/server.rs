@@ -9,6 +9,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::child::{BUFFER_BYTES, say};
 use super::datagrams;
+use super::many;
 use super::messages;
 use super::spec::{Family, Said, Spec, Waiting, Work};
 use super::wire::{Listener, Wire, read_now, write_all_waiting};
@@ -55,6 +56,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
     if let Work::Messages { .. } = spec.work {
         return messages::serve();
     }
+    if let Work::Many { .. } | Work::Idle { .. } = spec.work {
+        return many::serve(spec);
+    }
     if spec.family == Family::Udp {
         return datagrams::serve();
     }
@@ -75,6 +79,8 @@ pub fn serve(spec: &Spec) -> Result<()> {
             drop(listener.accept()?);
         },
         Work::Messages { .. }
+        | Work::Many { .. }
+        | Work::Idle { .. }
         | Work::Datagrams { .. }
         | Work::Ucx
         | Work::Hierarchy { .. }

@@ -65,6 +65,10 @@ pub enum Work {
     Cost { of: Cost },
     /// Ping-pong by epoll on one connection, alone and then beside `idle` others.
     Scale { idle: usize },
+    /// Ping-pong on a random one of so many connections, whose server waits for any of them.
+    Many { by: Among, connections: usize },
+    /// The server waits by the millisecond for any of so many connections, which all are idle.
+    Idle { by: Among, connections: usize },
     /// Active Messages: round trips, rate, stores; a poll that finds nothing with so many connections.
     Messages { peers: Vec<usize> },
     /// The same by UCX, which brings both its ends.
@@ -91,6 +95,17 @@ pub enum Work {
 pub enum Waiting {
     Epoll,
     Poll,
+}
+
+/// How a server waits for any of its connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Among {
+    /// Told again and again of what is left.
+    Epoll,
+    /// Told once of what has come.
+    Edge,
+    Poll,
+    Select,
 }
 
 /// What lies between two network namespaces.
@@ -256,6 +271,7 @@ mod tests {
             Work::Latency { sizes: vec![1, 8, 1 << 23] },
             Work::Events { by: Waiting::Poll },
             Work::Scale { idle: 10_000 },
+            Work::Many { by: Among::Edge, connections: 2000 },
             Work::Limits { cpus: Some((0, 3)) },
         ] {
             let spec = Spec {
