@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Nothing happens for so long, and then in so many turns, before a wait in vain is measured.
 const CALM: Duration = Duration::from_millis(200);
 const CALM_TURNS: u32 = 40;
+/// Datagrams under way at once, fewer than any receive buffer holds.
+const WINDOW: usize = 64;
 /// As servers have it, more or less.
 const EVENTS: usize = 512;
 
@@ -263,15 +265,28 @@ fn connect(family: Family, address: &str) -> Result<Wire> {
 }
 
 /// One message there and its answer.
-fn trip<const BYTES: usize>(mut wire: &Wire, order: u8) -> Result<[u8; BYTES]> {
+fn trip<const BYTES: usize>(wire: &Wire, order: u8) -> Result<[u8; BYTES]> {
+    ask(wire, order)?;
+    answered(wire)
+}
+
+fn ask(mut wire: &Wire, order: u8) -> Result<()> {
+    Ok(wire.write_all(&[order; MESSAGE])?)
+}
+
+fn answered<const BYTES: usize>(mut wire: &Wire) -> Result<[u8; BYTES]> {
     let mut answer = [0; BYTES];
-    wire.write_all(&[order; MESSAGE])?;
     wire.read_exact(&mut answer).context("no answer")?;
     Ok(answer)
 }
 
 fn have_lived(wires: &[Wire], ring_expected: bool) -> Result<()> {
-    let once = || wires.iter().try_for_each(|wire| trip::<MESSAGE>(wire, ECHO).map(drop));
+    // Several at once: a server that looks at all of them each time does so for several.
+    let together = |wires: &[Wire]| -> Result<()> {
+        wires.iter().try_for_each(|wire| ask(wire, ECHO))?;
+        wires.iter().try_for_each(|wire| answered::<MESSAGE>(wire).map(drop))
+    };
+    let once = || wires.chunks(WINDOW).try_for_each(together);
     for _ in 0..IDLE_TRIPS {
         once()?;
     }
@@ -282,8 +297,7 @@ fn have_lived(wires: &[Wire], ring_expected: bool) -> Result<()> {
     Ok(())
 }
 
-/// Where they go; with how many of how many, if they go different ways. (A datagram socket that has been idle receives by a lane that it does not
-/// watch, and says that it is moving.)
+/// Where they go, or most of them. (A datagram socket that has been idle receives by a lane that it does not watch, and says that it is moving.)
 fn path(wires: &[Wire]) -> String {
     let mut paths: Vec<(&str, usize)> = Vec::new();
     for path in wires.iter().map(|wire| path_name(wire.as_fd())) {
@@ -294,7 +308,7 @@ fn path(wires: &[Wire]) -> String {
     }
     match paths.iter().max_by_key(|(_, times)| *times) {
         Some((name, times)) if *times == wires.len() => (*name).into(),
-        Some((name, times)) => format!("{name} ({times}/{})", wires.len()),
+        Some((name, _)) => format!("mostly {name}"),
         None => "-".into(),
     }
 }
