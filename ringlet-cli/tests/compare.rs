@@ -146,6 +146,46 @@ fn every_run_is_in_the_json_and_nothing_is_left() {
 }
 
 #[test]
+fn a_servers_processor_time_is_told_for_each_request() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("file.toml");
+    let text = r#"
+        server = "sh -c 'touch {dir}/ready; while :; do :; done'"
+        ready = "{dir}/ready"
+        moves = false
+        [[comparison]]
+        name = "of each"
+        client = "sh -c 'sleep 0.2; echo 40 done'"
+        requests = '([0-9]+) done'
+        figure = [{ name = "server", pattern = "server-cpu" }]
+        [[comparison]]
+        name = "of all"
+        client = "sleep 0.2"
+        figure = [{ name = "figure", pattern = "server-cpu" }]
+    "#;
+    fs::write(&file, text).unwrap();
+    let output = compare(&[file.to_str().unwrap(), "--json", "-"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let results = report["results"].as_array().unwrap();
+    for (result, name, requests) in
+        [(&results[0], "server", 40.0), (&results[1], "server-cpu", 1.0)]
+    {
+        for run in result["runs"].as_array().unwrap() {
+            let server = run["server_cpu_seconds"].as_f64().unwrap();
+            assert!(server > 0.0, "{run}");
+            let figure = run["figures"][0].as_f64().unwrap();
+            assert!((figure - server / requests).abs() < figure * 1e-9, "{run}");
+        }
+        for row in result["rows"].as_array().unwrap() {
+            assert_eq!((&row["figure"], &row["unit"]), (&name.into(), &"s".into()));
+        }
+        // (A server's whole processor is what both take.)
+        assert!(result["rows"][1]["ratio"]["median"].as_f64().unwrap() > 0.0, "{result}");
+    }
+}
+
+#[test]
 fn what_goes_wrong_is_told() {
     let server = SERVER.replace("PIDS", "/dev/null");
     let with_server = |client: &str, more: &[&str]| {

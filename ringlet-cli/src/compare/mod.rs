@@ -28,6 +28,7 @@ const EXIT_STOPPED: u8 = 130;
 /// Words that stand for a pattern.
 const TIME: &str = "time";
 const CPU: &str = "cpu";
+const SERVER_CPU: &str = "server-cpu";
 const REQUESTS: &str = "requests";
 /// Who takes part.
 pub const KERNEL: &str = "kernel";
@@ -95,8 +96,9 @@ pub struct CompareArgs {
     #[arg(long, value_name = "PORT|PATH|COMMAND", requires = "server")]
     ready: Option<String>,
     /// What is compared: a regular expression whose first group is a number in the client's output (its last match counts), or `time`,
-    /// or `cpu`, or `requests` (a second) [default: requests if their number is given, else time]
-    #[arg(long, value_name = "REGEX|time|cpu|requests", requires = "client")]
+    /// or `cpu`, or `server-cpu` (for each request, if their number is known), or `requests` (a second) [default: requests if their
+    /// number is given, else time]
+    #[arg(long, value_name = "REGEX|time|cpu|server-cpu|requests", requires = "client")]
     figure: Vec<String>,
     /// The unit of what the regular expression finds; of a rate (1/s, MB/s) processor time is told for each 1 or MB
     #[arg(long, value_name = "UNIT", requires = "figure")]
@@ -469,7 +471,7 @@ impl Comparison {
         }
         for figure in &mut self.figure {
             let is_word = match figure.pattern.as_str() {
-                TIME | CPU => {
+                TIME | CPU | SERVER_CPU => {
                     (figure.unit, figure.lower_is_better) = ("s".into(), true);
                     true
                 }

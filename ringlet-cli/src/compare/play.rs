@@ -253,6 +253,7 @@ impl Stage<'_> {
         let figure = |figure: &Figure| match figure.pattern.as_str() {
             super::TIME => Ok(client_seconds),
             super::CPU => Ok(client_cpu_seconds + server_cpu_seconds),
+            super::SERVER_CPU => Ok(server_cpu_seconds / requests.unwrap_or(1.0)),
             super::REQUESTS => Ok(requests.unwrap_or(0.0) / client_seconds),
             pattern => self.read(&figure.name, pattern, &output),
         };
