@@ -80,7 +80,7 @@ pub struct BenchArgs {
     /// Idle connections for scale, as far as RLIMIT_NOFILE allows [default: 1000, quick: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     idle: Option<u32>,
-    /// How many connections many and idle have [default: 1,32,128,512,2000 and 100,500,2000, quick: 1,32,128 and 100]
+    /// How many connections many and idle have [default where they are named: 1,32,128,512,2000 and 100,500,2000, quick: 1,32,128 and 100]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=20_000))]
     connections: Vec<u32>,
     /// Pin both ends of everything: `auto` or two cores like 0,2; `none` leaves out the pinned rows
