@@ -1252,11 +1252,11 @@ fn what_a_handler_has_armed_anew_is_looked_at_before_a_sleep() {
         };
         change(libc::EPOLL_CTL_ADD);
         let mut out = [fd::epoll_event { events: 0, u64: 0 }; 4];
-        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(1));
+        assert_eq!(epoll::wait(epoll::Visit::of(set), &mut out, Some(0), None), Ok(1));
         assert!(!epoll::ready(set));
         epoll::amid(set, || change(libc::EPOLL_CTL_MOD));
         assert!(epoll::ready(set));
-        assert_eq!(epoll::wait(set, &mut out, Some(0), None), Ok(1));
+        assert_eq!(epoll::wait(epoll::Visit::of(set), &mut out, Some(0), None), Ok(1));
         assert!(!epoll::ready(set));
         epoll::closed(set);
     });
