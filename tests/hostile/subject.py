@@ -102,14 +102,18 @@ class Subject:
 
     def held(self):
         """What a connection that is over may leave behind."""
-        found, inodes = collections.Counter(), set()
+        found, inodes, boards = collections.Counter(), set(), 0
         for entry in pathlib.Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 target = os.readlink(entry)
+                if target.startswith("/memfd:ringlet-ready"):
+                    # Its own ready boards, from its first epoll set on. (Those of peers are mapped only.)
+                    boards += 1
+                    continue
                 found[kind(target)] += 1
                 inodes.add(target[8:-1])
         maps = pathlib.Path(f"/proc/{self.pid}/maps").read_text()
-        found["mappings of ours"] = sum("/memfd:" in line for line in maps.splitlines())
+        found["mappings of ours"] = sum("/memfd:" in line for line in maps.splitlines()) - boards
         for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
             found["names"] += "@ringlet1/" in line and line.split()[6] in inodes
         return +found

@@ -53,13 +53,13 @@ fn stay_armed(tables: &Tables, set: &Set) {
 /// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something. It is rung only for what has come
 /// since, or who waits for edges there would be told of the same again and again.
 pub(super) fn settle_nested(tables: &Tables, set: &Set) {
-    if !set.context.is() {
-        return;
-    }
     if set.all_hot.is()
         && let Some(_held) = set.take()
     {
         heat_set(tables, set);
+    }
+    if !set.context.is() {
+        return;
     }
     stay_armed(tables, set);
     // Doorbell bytes that wait in the kernel would make the set readable.

@@ -152,13 +152,12 @@ fn ring_has_room(tables: &Tables, socket: &Socket) {
             }
             continue;
         }
-        if !watch.rests.is() {
-            continue;
-        }
-        match set.lock.try_take() {
-            Some(_held) if is_of(watch, set) => heat(set, watch, true),
-            Some(_) => {}
-            None => set.all_hot.set(1),
+        if watch.rests.is() {
+            match set.lock.try_take() {
+                Some(_held) if is_of(watch, set) => heat(set, watch, true),
+                Some(_) => {}
+                None => set.all_hot.set(1),
+            }
         }
         // ORDER: a fence behind `all_hot`; pairs with `wait::arm`: who is about to sleep sees it, or is seen here.
         fence(Ordering::SeqCst);
