@@ -95,6 +95,16 @@ fn fill_once(end: End) -> usize {
 /// Enough for a set to rest most of them.
 const QUIET_ONES: usize = 40;
 
+/// Polls all of these, and says which of them are ready.
+fn poll_all(fds: &[(Fd, i16)]) {
+    let ready = sys::poll(fds, PATIENCE_MS).map(|(count, masks)| {
+        let ready = masks.iter().enumerate().filter(|(_, mask)| **mask != 0);
+        let ready = ready.map(|(nth, mask)| format!("{nth}: {}", sys::event_names(*mask)));
+        format!("{count}: {}", ready.collect::<Vec<_>>().join(", "))
+    });
+    record("poll", ready);
+}
+
 /// A connection in a set of the other side is quiet, while another one is busy for long. Then what is to be done with it.
 fn keeps_busy(side: &mut Side, then: impl FnOnce(&mut Side, End)) {
     let (quiet, busy) = (side.moved(), side.moved());
@@ -1871,6 +1881,11 @@ pub const CASES: &[Case] = &[
             }
         }),
         |b| is_kept_busy(b, |b, quiet, set| {
+            let nothing = sys::fork(|| {
+                record("poll", sys::poll(&[(set.0, libc::POLLIN)], 0).map(|got| got.0));
+                0
+            });
+            super::unix::join(nothing);
             let child = sys::fork(|| {
                 set.expect();
                 quiet.recv(4);
@@ -1932,6 +1947,83 @@ pub const CASES: &[Case] = &[
         },
     )
     .packets_too(),
+    pair(
+        "readiness/poll_over_many",
+        "poll over many connections tells of data, an end, a number that means another one by now, after a fork, and of the peer's death",
+        |a| {
+            let ends: Vec<End> = (0..QUIET_ONES).map(|_| a.moved()).collect();
+            for (nth, what) in (0..4).zip([17, 39, 0, 17]) {
+                a.sync();
+                ends[what].send(format!("data {nth}").as_bytes());
+                a.sync();
+            }
+            a.sync();
+            ends[3].shutdown(SHUT_WR);
+            a.sync();
+            a.sync();
+            ends[6].send(b"beside a pipe");
+            a.sync();
+            for what in [30, 31] {
+                a.sync();
+                ends[what].send(b"data");
+                a.sync();
+            }
+            let pid = a.hear() as i32;
+            until_asleep(pid, pid);
+            let _ = sys::kill(std::process::id() as i32, libc::SIGKILL);
+        },
+        |b| {
+            let ends: Vec<End> = (0..QUIET_ONES).map(|_| b.moved()).collect();
+            let events = libc::POLLIN | libc::POLLRDHUP;
+            let mut all: Vec<(Fd, i16)> = ends.iter().map(|end| (end.0, events)).collect();
+            for what in [17, 39, 0, 17] {
+                b.sync();
+                poll_all(&all);
+                ends[what].recv(40);
+                b.sync();
+            }
+            b.sync();
+            poll_all(&all);
+            b.sync();
+            // One that is not to be asked any more; and one of which another file has the number.
+            all[3].0 = -1;
+            let (read, write) = sys::pipe().expect("pipe");
+            sys::write(write, b"p").expect("write");
+            sys::dup2(read, ends[5].0).expect("dup2");
+            poll_all(&all);
+            record("read", sys::read(ends[5].0, &mut [0; 1]));
+            b.sync();
+            poll_all(&all);
+            ends[6].recv(40);
+            b.sync();
+            let child = sys::fork(|| {
+                poll_all(&all);
+                ends[30].recv(40);
+                0
+            });
+            b.sync();
+            super::unix::join(child);
+            b.sync();
+            b.sync();
+            poll_all(&all);
+            ends[31].recv(40);
+            b.sync();
+            b.tell(i64::from(std::process::id()));
+            let mut told = BTreeSet::new();
+            until("all have ended", || {
+                let (_, masks) = sys::poll(&all, PATIENCE_MS).expect("poll");
+                for (nth, mask) in masks.into_iter().enumerate().filter(|(_, mask)| *mask != 0) {
+                    told.insert(format!("{nth}: {}", sys::event_names(mask)));
+                    all[nth].0 = -1;
+                }
+                told.len() == QUIET_ONES - 2
+            });
+            record("ended", R::Ok(told.into_iter().collect::<Vec<_>>().join(", ")));
+        },
+    )
+    .all_families()
+    .packets_too()
+    .each_side(),
     pair(
         "readiness/edge_of_an_end_with_data",
         "an end that comes with data is told with it, by edge, and not once more behind it",
