@@ -402,10 +402,7 @@ unsafe fn wait_with<E: Edge>(
     timeout: impl Fn() -> Sys<Option<u64>>,
     mask: *const sigset_t,
 ) -> Sys<usize> {
-    let known = match lookup(epfd) {
-        Some(Known::Set(set)) => Some(epoll::Visit::of(set)),
-        _ => None,
-    };
+    let known = epoll::visit(epfd);
     if max <= 0 || is_nowhere(events) {
         return edge.pass_on();
     }
@@ -413,13 +410,20 @@ unsafe fn wait_with<E: Edge>(
         epoll::settle_inner(set.index());
     }
     // (The number that this wait began with may mean another set when it goes on.)
-    let visit = || known.or_else(|| epoll::set_of(epfd).map(epoll::Visit::of));
+    let visit = || known.or_else(|| epoll::set_of(epfd).and_then(|_| epoll::visit(epfd)));
     let mut waited = 0;
     if known.is_none_or(epoll::begin_native) {
         // KERNEL: not by the coarse clock, which is more than a tick late where the host does not run the processor that keeps it: the wait
         // would end too early.
         let start = if limited { sys::now_ns() } else { 0 };
         let n = match known {
+            Some(set) if epoll::holds_sets(set.index()) => {
+                // SAFETY: the program's array.
+                let out = unsafe { core::slice::from_raw_parts_mut(events, max as usize) };
+                // SAFETY: the program's mask.
+                let asked = || Ok((timeout()?, unsafe { from_mask(mask) }?));
+                asked().and_then(|(time, mask)| epoll::wait_over_sets(set, out, time, mask))
+            }
             Some(set) if !is_alone() => E::in_which(&|| epoll::end_native(set), || edge.pass_on()),
             _ => edge.pass_on(),
         };

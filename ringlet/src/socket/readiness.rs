@@ -410,11 +410,22 @@ fn with_kernel(
     let mut total = 0;
     for (entry, copy) in fds.iter_mut().zip(scratch.iter()) {
         if copy.fd >= 0 {
-            entry.revents |= copy.revents;
+            entry.revents |= if copy.revents == 0 { 0 } else { still_ready(copy) };
         }
         total += (entry.revents != 0) as usize;
     }
     Ok(total)
+}
+
+/// What the kernel has told of an entry. A set of ours may have been rung for what was received before it was asked (`epoll::sleep_over`).
+fn still_ready(told: &pollfd) -> i16 {
+    match lookup(told.fd) {
+        Some(Known::Set(set)) if epoll::has_adopted(set) && !pin::is_closed_in() => {
+            epoll::settle(set);
+            fd::pending(told.fd, told.events)
+        }
+        _ => told.revents,
+    }
 }
 
 /// The connections of ours that are asked about.

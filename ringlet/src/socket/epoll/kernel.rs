@@ -9,7 +9,7 @@ use super::elder::pass_on;
 use super::harvest::{Whom, harvest_turn};
 use super::hot::heat;
 use super::look::{any_ready, count_ready};
-use super::nested::leave;
+use super::nested::{holds_sets, leave, sleep_over};
 use super::order::{IN_ORDER_MOST, note_other, place_of};
 use super::registration::{ASKS_MAX, has_neighbours};
 use super::set::{self, Set, Visit, is_marked_unmoved, is_of};
@@ -289,10 +289,22 @@ pub(super) fn ask_kernel_since(
                     kick_sleepers(set);
                     leave(tables, set);
                 };
+                if holds_sets(set.index()) {
+                    sleep_over(set, timeout, mask, &cancelled)?;
+                    timeout = Some(0);
+                }
+                if set.is_over() {
+                    return Ok(0);
+                }
                 sleep::epoll_wait(epfd, asked, timeout, mask, &cancelled)?
             }
-            // SAFETY: `asked` is a valid slice.
-            None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
+            None => {
+                if holds_sets(set.index()) {
+                    sleep_over(set, Some(0), None, &|| {})?;
+                }
+                // SAFETY: `asked` is a valid slice.
+                unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? }
+            }
         };
         if set.is_over() {
             return Ok(left_over(set, &mut out[..n]));

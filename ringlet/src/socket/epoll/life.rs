@@ -5,8 +5,8 @@ use super::elder::{has_elder, is_anothers};
 use super::hot::cool;
 use super::registration::{self, count_neighbour, is_neighbour, withdraw};
 use super::set::{
-    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, is_marked_unmoved, is_named, watches,
-    watches_any,
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Visit, Watch, is_marked_unmoved, is_named,
+    watches, watches_any,
 };
 use crate::socket::table::{Known, Socket, Tables, lookup, tables, tables_for_new};
 use crate::socket::{context, pin};
@@ -264,6 +264,13 @@ fn set_of_known(epfd: i32) -> Option<u32> {
         Some(Known::Set(set)) => Some(set),
         _ => None,
     }
+}
+
+/// A wait begins in the set that a descriptor names, if we know it. It may be closed beside us, and its entry be another set's: so the number is looked
+/// up again behind the look at whose life it is.
+pub fn visit(epfd: i32) -> Option<Visit> {
+    let visit = Visit::of(set_of_known(epfd)?);
+    (set_of_known(epfd) == Some(visit.index())).then_some(visit)
 }
 
 /// Sets that were made around libc are looked for among the numbers up to so many above the highest that we know, and below the other.

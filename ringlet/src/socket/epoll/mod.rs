@@ -32,11 +32,11 @@ pub use elder::{elders, inherit};
 pub use hot::{amid, at_work, leave_amid, looks_at_all};
 pub use life::{
     after_failed_exec, after_fork, before_exec, before_fork, before_fork_amid, closed, closes_in,
-    created, give_back_inherited, given_away, named, number_closes, set_of, start,
+    created, give_back_inherited, given_away, named, number_closes, set_of, start, visit,
 };
-pub use nested::{has_adopted, nest, ready, settle, settle_inner};
+pub use nested::{has_adopted, holds_sets, nest, ready, settle, settle_inner};
 pub use registration::{forget_socket, unregister};
 pub use set::Visit;
 #[cfg(test)]
 pub use wait::latest_processor;
-pub use wait::{after_native, begin_native, end_native, wait};
+pub use wait::{after_native, begin_native, end_native, wait, wait_over_sets};

@@ -5,13 +5,15 @@ use super::bells::{Armed, bell_stays, disarm, drain, kick};
 use super::hot::{for_each_hot, heat_set};
 use super::look::any_ready;
 use super::registration::{asks_for_room, heat_those, holds_ours};
-use super::set::{self, Set, Watch, watches};
+use super::set::{self, Set, Visit, Watch, watches};
 use crate::socket::table::{Socket, Tables, tables};
 use crate::socket::transfer::wait::{waits_for_room, waits_untold, want_bytes};
-use crate::socket::{context, datagram};
+use crate::socket::{context, datagram, pin};
+use crate::waiting::sleep;
 use core::cell::Cell;
 use ringlet_core::sync::{Ordering, fence};
-use ringlet_linux::fd;
+use ringlet_linux::fd::{self, pollfd};
+use ringlet_linux::sys::Sys;
 
 /// Another set or a poll waits on this set: from now on it stays armed.
 pub fn nest(set_index: u32, outer: Option<u32>) {
@@ -44,10 +46,11 @@ pub fn ready(set_index: u32) -> bool {
     tables().is_some_and(|tables| any_ready(tables, set::at(set_index)))
 }
 
-/// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
+/// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again. (Each thread that does so
+/// disarms what it has taken out, so that none of several stays counted.)
 fn stay_armed(tables: &Tables, set: &Set) {
-    disarm(&Armed { contexts: [set.armed.get(), 0], look_every_ns: None });
-    set.armed.set(arm(tables, set).contexts[0]);
+    let before = set.armed.swap(arm(tables, set).contexts[0]);
+    disarm(&Armed { contexts: [before, 0], look_every_ns: None });
 }
 
 /// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something. It is rung only for what has come
@@ -120,11 +123,37 @@ pub fn settle(set_index: u32) {
 /// Before a wait on a set that holds other sets.
 pub fn settle_inner(set_index: u32) {
     let Some(tables) = tables() else { return };
-    if set::at(set_index).holds_sets.is() {
+    if holds_sets(set_index) {
         for inner in set::used().filter(|set| set.nested.is() && set.names.is()) {
             settle_nested(tables, inner);
         }
     }
+}
+
+/// Are other sets in it? (To who has closed itself in they are the kernel's.)
+pub fn holds_sets(set_index: u32) -> bool {
+    set::at(set_index).holds_sets.is() && !pin::is_closed_in()
+}
+
+/// Sleeps until a set that holds others is readable, or may be. A sender rings behind its publishing, when the bytes may have been received already; and
+/// an event of that can't be given back (edges, one-shot). KERNEL: a poll takes nothing out of a set, and a set that is asked looks again whether
+/// what has rung is still readable.
+pub(super) fn sleep_over(
+    set: &Visit,
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+    cancelled: &dyn Fn(),
+) -> Sys<()> {
+    settle_inner(set.index());
+    let mut entry = [pollfd { fd: set.epfd.get() as i32, events: libc::POLLIN, revents: 0 }];
+    if !set.is_over() {
+        match timeout_ns {
+            Some(0) => fd::poll(&mut entry, timeout_ns, mask)?,
+            _ => sleep::poll(&mut entry, timeout_ns, mask, cancelled)?,
+        };
+    }
+    settle_inner(set.index());
+    Ok(())
 }
 
 /// A wait on a set is over, or cancelled.

@@ -8,7 +8,7 @@ use super::harvest::{
 };
 use super::kernel::{ask_kernel, ask_kernel_since, left_over, restore, translate};
 use super::look::any_ready;
-use super::nested::leave;
+use super::nested::{leave, sleep_over};
 use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, Visit, is_of, others_of};
@@ -287,6 +287,30 @@ pub fn begin_native(set: Visit) -> bool {
         end_native(set);
     }
     native
+}
+
+/// A wait that is left to the kernel, in a set that holds others (`nested::sleep_over`).
+#[allow(unsafe_code)]
+pub fn wait_over_sets(
+    set: Visit,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let deadline = timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
+    loop {
+        let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+        sleep_over(&set, left, mask, &|| end_native(set))?;
+        if set.is_over() {
+            return sleep_out(Ok(0), deadline, mask);
+        }
+        let epfd = set.epfd.get() as i32;
+        // SAFETY: a valid slice.
+        let n = unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), Some(0), mask)? };
+        if n > 0 || left == Some(0) {
+            return Ok(n);
+        }
+    }
 }
 
 pub fn end_native(set: Visit) {
