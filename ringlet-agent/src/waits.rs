@@ -13,7 +13,7 @@ use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 /// Room for more is not worth its clearing, for most polls.
-const FEW: usize = 8;
+const FEW: usize = 9;
 /// Entries of a poll that fit on our stack.
 const POLL_ON_STACK: usize = 128;
 

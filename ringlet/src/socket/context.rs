@@ -49,6 +49,8 @@ struct Context {
     barred: P32,
     /// Of a set: its ready board is held by memory.
     board: P32,
+    /// Of a thread that polls many connections: a set of the kernel's, in which those are whose home it is (`watch`). `NONE` if it can't be had.
+    watch: P32,
 }
 
 impl Context {
@@ -146,7 +148,8 @@ struct Ours {
     bells: P32,
 }
 
-const NO_LOAD: u32 = u32::MAX;
+const NO_LOAD: u32 = NONE;
+const NONE: u32 = u32::MAX;
 /// Where our share of the descriptors is smaller, nobody asks.
 const LOAD_SHARE: usize = 8;
 
@@ -213,6 +216,10 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         if context.named.is() {
             tables.close_hidden(context.named.swap(0) as i32);
         }
+        if !matches!(context.watch.get(), 0 | NONE) {
+            tables.close_hidden(context.watch.get() as i32);
+        }
+        context.watch.set(0);
         context.board.set(0);
         context.owner.set(0);
     }
@@ -231,7 +238,7 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         }
     }
     for socket in tables.followed() {
-        socket.home.set(0);
+        socket.set_home(0);
     }
 }
 
@@ -366,7 +373,7 @@ pub fn release_set(set: u32) {
     let released = |context: &Context| context.owner.get() == SET_OWNER | set;
     for (context, number) in all.contexts.iter().zip(1..).filter(|(context, _)| released(context)) {
         for socket in tables.followed().filter(|socket| socket.home.get() == number) {
-            socket.home.set(0);
+            socket.set_home(0);
         }
         tables.close_hidden(context.eventfd.get() as i32);
         if context.named.is() {
@@ -405,6 +412,85 @@ pub fn named_of(context: u32) -> i32 {
     let context = contexts.get((context as usize).wrapping_sub(1));
     context.map(|context| context.named.get() as i32).filter(|socket| *socket != 0).unwrap_or(-1)
 }
+
+// A poll over many connections would have the kernel look at each, twice, for what only the kernel can tell: that the peer has died, and doorbells. So
+// those whose home is the polling thread's context, which is rung for the rest, lie in a set of the kernel's, and the thread sleeps on that.
+
+/// The kernel's set of a context of a thread, made if need be; -1 if there is none.
+pub fn watch_of(context: u32) -> i32 {
+    let Some(found) = numbered(context) else { return -1 };
+    if !found.watch.is() {
+        make_watch(found);
+    }
+    // (`NONE` is -1.)
+    found.watch.get() as i32
+}
+
+#[cold]
+fn make_watch(context: &Context) {
+    let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return };
+    // (As in `load`.)
+    let Some(_inside) = tables.process().gate.try_enter() else { return };
+    let Some(_held) = all.lock[0].take() else { return };
+    if !context.watch.is() {
+        let few = fd::share() < LOAD_SHARE;
+        let made = if few { Err(sys::Errno::EMFILE) } else { fd::epoll_create() };
+        let made = made.and_then(fd::hide);
+        made.iter().for_each(|watch| tables.hide(*watch));
+        context.watch.set(made.map_or(NONE, |watch| watch as u32));
+    }
+}
+
+/// Puts a connection of the context's there. By edge: what is told once is noted at the socket (`doorbells::kernel_tells`), and a byte that has to stay
+/// wakes nobody again. False if it can't be.
+pub fn watch(context: u32, socket: &Socket) -> bool {
+    if socket.watched.get() == context {
+        return true;
+    }
+    let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
+    let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+    let event = fd::epoll_event { events, u64: tables.index_of(socket).into() };
+    let added = in_hand(&found.watch, &found.ringing, |watch| {
+        let ctl = |how| fd::epoll_ctl(watch, how, socket.fd(), Some(event));
+        match ctl(libc::EPOLL_CTL_ADD) {
+            Err(sys::Errno::EEXIST) => ctl(libc::EPOLL_CTL_MOD),
+            done => done,
+        }
+    });
+    if added.is_ok() {
+        socket.watched.set(context);
+    }
+    added.is_ok()
+}
+
+/// What the kernel's set has to tell, and of which of its connections. One that is told to be `there` no more is taken out.
+#[allow(unsafe_code)]
+pub fn watch_tells(context: u32, there: impl Fn(&Socket, u32) -> bool) {
+    let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return };
+    let mut events = [fd::epoll_event { events: 0, u64: 0 }; WATCHED_AT_ONCE];
+    for _ in 0..tables.sockets.len().div_ceil(WATCHED_AT_ONCE) {
+        let told = in_hand(&found.watch, &found.ringing, |watch| {
+            // SAFETY: a valid array.
+            unsafe { fd::epoll_wait(watch, events.as_mut_ptr(), WATCHED_AT_ONCE, Some(0), None) }
+        });
+        let told = told.unwrap_or(0);
+        for event in &events[..told] {
+            // (A connection that was closed here may go on in a child by fork, and another one have its entry.)
+            let Some(socket) = tables.sockets.get(event.u64 as usize) else { continue };
+            if socket.watched.get() == context && !there(socket, event.events) {
+                socket.watched.set(0);
+                let _ = in_hand(&found.watch, &found.ringing, |watch| {
+                    fd::epoll_ctl(watch, libc::EPOLL_CTL_DEL, socket.fd(), None)
+                });
+            }
+        }
+        if told < WATCHED_AT_ONCE {
+            return;
+        }
+    }
+}
+
+const WATCHED_AT_ONCE: usize = 16;
 
 fn numbered(context: u32) -> Option<&'static Context> {
     CONTEXTS.get()?.contexts.get((context as usize).wrapping_sub(1))
@@ -838,8 +924,9 @@ pub fn move_away(
     let ours = &all.ours[0];
     let ours = [&ours.memfd, &ours.boards_memfd, &ours.load].into_iter().filter(|word| word.is());
     let contexts = all.contexts.iter().filter(|context| context.owner.is());
-    let contexts =
-        contexts.flat_map(|context| [&context.eventfd, &context.named]).filter(|word| word.is());
+    let contexts = contexts
+        .flat_map(|context| [&context.eventfd, &context.named, &context.watch])
+        .filter(|word| word.is());
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
@@ -862,13 +949,15 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32,
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
     let ours = all.contexts.iter().flat_map(|context| {
-        [&context.eventfd, &context.named].map(|word| (word, &context.ringing))
+        [&context.eventfd, &context.named, &context.watch].map(|word| (word, &context.ringing))
     });
     if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| core::ptr::eq(*word, moved)) {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }
     let number = all.contexts.iter().position(|context| {
-        core::ptr::eq(&context.eventfd, moved) || core::ptr::eq(&context.named, moved)
+        [&context.eventfd, &context.named, &context.watch]
+            .into_iter()
+            .any(|word| core::ptr::eq(word, moved))
     });
     if let Some(at) = number {
         renamed(at as u32 + 1, old, moved.get() as i32);

@@ -702,7 +702,7 @@ fn say(
         let named = |home| context::address(home, socket.fd());
         let address = home.filter(|_| !socket.introduced.is()).and_then(named);
         message.bell = address.unwrap_or_default();
-        socket.home.set(home.filter(|_| message.bell.name != 0).unwrap_or(0));
+        socket.set_home(home.filter(|_| message.bell.name != 0).unwrap_or(0));
         // (The accepting side is attached, and so in its sets, before it says this.)
         bells::bell_was_named(socket);
     };
@@ -727,7 +727,7 @@ fn say(
         card.boards_memfd.into_iter().for_each(put);
     }
     match &card {
-        Some(card) => socket.home.set(card.context),
+        Some(card) => socket.set_home(card.context),
         None => tell_address(&mut message),
     }
     match rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]) {
@@ -1282,7 +1282,7 @@ fn join(
     }
     socket.set_segment(area, geometry);
     socket.bell.set(linked.bell);
-    socket.home.set(home.unwrap_or(0));
+    socket.set_home(home.unwrap_or(0));
     if socket.is_carried() {
         bells::bell_was_named(socket);
     }

@@ -52,8 +52,11 @@ pub fn natively<T>(fds: &[pollfd], wait: impl FnOnce(&dyn Fn()) -> T) -> Option<
     .unwrap_or(None)
 }
 
-/// What a sleep adds to the entries: the context's bells.
-pub const OWN_ENTRIES: usize = 2;
+/// What a sleep adds to the entries: the context's bells, and the kernel's set of those that need no entry of their own.
+pub const OWN_ENTRIES: usize = 3;
+
+/// From so many connections on they are put in that set.
+const WATCHED_FROM: usize = 16;
 
 /// poll. `scratch` has `OWN_ENTRIES` more than `fds`.
 pub fn poll(
@@ -241,11 +244,12 @@ fn poll_entered(
     let limit = tables().map_or(0, |tables| tables.config.watch_us());
     // A byte that we can't take, and that tells us nothing, would end each sleep at once: then we don't listen for any, and look soon.
     let stays = Cell::new(false);
+    let watcher = watcher(fds, held);
     if deadline == Some(0) {
         // One question for all, where each would ask for itself. (And none does so that was not late for this one.)
         let together = connections(fds, held).nth(1).is_some() && !pin::is_closed_in();
         if together && is_asked_late(fds, held) {
-            let _ = ask_all(fds, held, scratch, None, Some(0), None, &stays, &|| {});
+            let _ = ask_all(fds, held, scratch, None, watcher, Some(0), None, &stays, &|| {});
         }
         return with_kernel(fds, held, scratch, mask, together);
     }
@@ -254,7 +258,7 @@ fn poll_entered(
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) && !pin::is_closed_in() {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
-            let _ = ask_all(fds, held, scratch, None, Some(0), None, &stays, &|| {});
+            let _ = ask_all(fds, held, scratch, None, watcher, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -281,7 +285,7 @@ fn poll_entered(
             let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
-                told = ask_all(fds, held, scratch, None, Some(0), mask, &stays, &|| {});
+                told = ask_all(fds, held, scratch, None, watcher, Some(0), mask, &stays, &|| {});
             }
             told != Ok(0)
         });
@@ -308,8 +312,9 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept =
-                idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &stays, &cancelled));
+            let slept = idle.then(|| {
+                ask_all(fds, held, scratch, home, watcher, timeout, mask, &stays, &cancelled)
+            });
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
@@ -362,7 +367,7 @@ fn none_ready(fds: &mut [pollfd]) -> usize {
 
 /// Would one entry more be too many for the kernel? Asked where it may matter, and where a call more does not.
 fn is_at_limit(fds: &[pollfd]) -> bool {
-    fds.len() >= MANY && fds.len() >= fd::limit()
+    fds.len() >= MANY && fds.len() + OWN_ENTRIES > fd::limit()
 }
 
 /// More than the kernel takes? It has to say so, whatever rings say.
@@ -461,6 +466,33 @@ fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
     connections(fds, held).any(covered).then_some(mine)
 }
 
+/// The context in whose kernel's set connections are put, where they are many.
+fn watcher(fds: &[pollfd], held: &[u32]) -> Option<u32> {
+    if fds.len() < WATCHED_FROM || is_at_limit(fds) || pin::is_closed_in() {
+        return None;
+    }
+    let mine = context::of_thread_if_any()?;
+    let at_home = |socket: &Socket| rings(socket, Some(mine));
+    connections(fds, held).filter(|socket| at_home(socket)).nth(WATCHED_FROM - 1)?;
+    Some(mine).filter(|mine| context::watch_of(*mine) >= 0)
+}
+
+/// Does the kernel's set of this context tell all of this connection that only the kernel can?
+fn is_watched(socket: &Socket, entry: &pollfd, watcher: Option<u32>) -> bool {
+    watcher.is_some_and(|context| {
+        rings(socket, watcher)
+            && by_ring(socket)
+            && !socket.end().ended.is()
+            && entry.events & libc::POLLPRI == 0
+            && context::watch(context, socket)
+    })
+}
+
+fn by_ring(socket: &Socket) -> bool {
+    let end = socket.end();
+    end.receiving() == Receiving::Ring && end.sending() == Sending::Ring
+}
+
 /// Those that we are counted at.
 fn sockets(held: &[u32]) -> impl Iterator<Item = &'static Socket> {
     let held = held.iter().filter(|held| **held != 0);
@@ -510,15 +542,22 @@ fn ask_all(
     held: &[u32],
     scratch: &mut [pollfd],
     home: Option<u32>,
+    watcher: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     stays: &Cell<bool>,
     cancelled: &dyn Fn(),
 ) -> Sys<usize> {
     let awake = timeout_ns == Some(0);
+    let mut watches = false;
     for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
         if let Some(socket) = attached(entry, held) {
+            if is_watched(socket, entry, watcher) {
+                copy.fd = -1;
+                watches = true;
+                continue;
+            }
             // Bytes that are not asked for are doorbells, for who sleeps, unless we are rung otherwise.
             let bells = !awake && !stays.get() && !rings(socket, home);
             copy.events = kernel_events(socket, entry.events, bells);
@@ -531,10 +570,16 @@ fn ask_all(
         pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
     let named = home.map_or(-1, context::named_of);
     scratch[n + 1] = pollfd { fd: named, events: libc::POLLIN, revents: 0 };
-    let used = n + usize::from(home.is_some()) + usize::from(named >= 0);
+    let set = watcher.filter(|_| watches);
+    scratch[n + 2] =
+        pollfd { fd: set.map_or(-1, context::watch_of), events: libc::POLLIN, revents: 0 };
+    let own = scratch[n..][..OWN_ENTRIES]
+        .iter()
+        .rposition(|entry| entry.fd >= 0)
+        .map_or(0, |last| last + 1);
     let woken = match timeout_ns {
-        Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
-        _ => sleep::poll(&mut scratch[..used], timeout_ns, mask, cancelled)?,
+        Some(0) => fd::poll(&mut scratch[..n + own], timeout_ns, mask)?,
+        _ => sleep::poll(&mut scratch[..n + own], timeout_ns, mask, cancelled)?,
     };
     if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
         // As in `wait::fall_asleep`.
@@ -566,6 +611,13 @@ fn ask_all(
                 stays.set(true);
             }
         }
+    }
+    // (Behind the above: what is told here is asked for by the next look.)
+    if let Some(set) = set.filter(|_| scratch[n + 2].revents != 0) {
+        context::watch_tells(set, |socket, events| {
+            doorbells::kernel_tells(socket, events);
+            socket.stage() == Stage::Attached && by_ring(socket)
+        });
     }
     Ok(woken)
 }

@@ -175,6 +175,8 @@ pub struct Socket {
     pub home: P32,
     pub bell: P32,
     pub rung: P64,
+    /// Our context in whose kernel's set it is (`context::watch`).
+    pub watched: P32,
     /// The segment, once attached.
     segment: AtomicUsize,
     ring_bytes: P64,
@@ -917,6 +919,7 @@ impl Socket {
             &self.epoch,
             &self.home,
             &self.bell,
+            &self.watched,
             &self.twin,
         ] {
             word.set(0);
@@ -1086,6 +1089,12 @@ impl Socket {
     #[inline(always)]
     pub fn is_begun(&self) -> bool {
         self.next_step.get() != u32::MAX
+    }
+
+    /// From now on the peer can ring this context of ours. (What is in another one's set, or was told there as another entry, is asked for anew.)
+    pub fn set_home(&self, context: u32) {
+        self.home.set(context);
+        self.watched.set(0);
     }
 
     /// Do we answer for its readiness?
