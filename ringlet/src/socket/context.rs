@@ -54,6 +54,14 @@ struct Context {
 }
 
 impl Context {
+    /// -1 if it has none.
+    fn watch_number(&self) -> i32 {
+        match self.watch.get() {
+            0 | NONE => -1,
+            number => number as i32,
+        }
+    }
+
     fn drain_named(&self) {
         in_hand(&self.named, &self.ringing, |socket| {
             if socket > 0 {
@@ -337,6 +345,13 @@ fn context_of(owner: u32) -> Option<u32> {
         tables.hide(eventfd);
         context.eventfd.set(eventfd as u32);
     }
+    // What its last owner has watched is nothing to the next one.
+    if !matches!(context.watch.get(), 0 | NONE) {
+        tables.close_hidden(context.watch.get() as i32);
+        let number = at as u32 + 1;
+        tables.followed().filter(|socket| socket.watched.get() == number).for_each(forget_watched);
+    }
+    context.watch.set(0);
     // (Where no memory can be had for it, who writes there would get a SIGBUS, a peer of ours too.)
     let board = board_place(ours, at).filter(|_| owner & SET_OWNER != 0);
     let held = board.is_some_and(|area| map::hold(area, 0, area.len()).is_ok());
@@ -422,8 +437,7 @@ pub fn watch_of(context: u32) -> i32 {
     if !found.watch.is() {
         make_watch(found);
     }
-    // (`NONE` is -1.)
-    found.watch.get() as i32
+    found.watch_number()
 }
 
 #[cold]
@@ -448,46 +462,72 @@ pub fn watch(context: u32, socket: &Socket) -> bool {
         return true;
     }
     let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
+    // (Before it is there: a handler of ours may take what is told of it at once.)
+    socket.watched.set(context);
     let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
     let event = fd::epoll_event { events, u64: tables.index_of(socket).into() };
-    let added = in_hand(&found.watch, &found.ringing, |watch| {
-        let ctl = |how| fd::epoll_ctl(watch, how, socket.fd(), Some(event));
+    let added = in_hand(&found.watch, &found.ringing, |_| {
+        let ctl = |how| fd::epoll_ctl(found.watch_number(), how, socket.fd(), Some(event));
         match ctl(libc::EPOLL_CTL_ADD) {
             Err(sys::Errno::EEXIST) => ctl(libc::EPOLL_CTL_MOD),
             done => done,
         }
     });
-    if added.is_ok() {
-        socket.watched.set(context);
+    if added.is_err() {
+        socket.watched.set(0);
     }
     added.is_ok()
 }
 
-/// What the kernel's set has to tell, and of which of its connections. One that is told to be `there` no more is taken out.
+/// A number by which the connection may lie in a context's set is about to mean something else, or it is another's affair from now on. (The kernel's
+/// entry would stay where a child by fork has the connection too.)
+pub fn unwatch(socket: &Socket) {
+    let context = socket.watched.get();
+    if context == 0 {
+        return;
+    }
+    socket.watched.set(0);
+    let Some(found) = numbered(context) else { return };
+    let _ = in_hand(&found.watch, &found.ringing, |_| {
+        fd::epoll_ctl(found.watch_number(), libc::EPOLL_CTL_DEL, socket.fd(), None)
+    });
+}
+
+fn forget_watched(socket: &Socket) {
+    socket.watched.set(0);
+}
+
+/// What the kernel's set has to tell, and of which of its connections: false if it can't be asked. One of which `tell` says that it is there no more is
+/// taken out. `asleep`: who sleeps in this context, with the caller.
 #[allow(unsafe_code)]
-pub fn watch_tells(context: u32, there: impl Fn(&Socket, u32) -> bool) {
-    let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return };
+pub fn watch_tells(context: u32, asleep: u64, tell: impl Fn(&Socket, u32) -> bool) -> bool {
+    let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
     let mut events = [fd::epoll_event { events: 0, u64: 0 }; WATCHED_AT_ONCE];
+    let mut all = 0;
     for _ in 0..tables.sockets.len().div_ceil(WATCHED_AT_ONCE) {
-        let told = in_hand(&found.watch, &found.ringing, |watch| {
+        let told = in_hand(&found.watch, &found.ringing, |_| {
+            let (watch, most) = (found.watch_number(), WATCHED_AT_ONCE);
             // SAFETY: a valid array.
-            unsafe { fd::epoll_wait(watch, events.as_mut_ptr(), WATCHED_AT_ONCE, Some(0), None) }
+            unsafe { fd::epoll_wait(watch, events.as_mut_ptr(), most, Some(0), None) }
         });
-        let told = told.unwrap_or(0);
+        let Ok(told) = told else { return false };
         for event in &events[..told] {
-            // (A connection that was closed here may go on in a child by fork, and another one have its entry.)
+            // (By now its entry may be another one's, which is told in vain.)
             let Some(socket) = tables.sockets.get(event.u64 as usize) else { continue };
-            if socket.watched.get() == context && !there(socket, event.events) {
-                socket.watched.set(0);
-                let _ = in_hand(&found.watch, &found.ringing, |watch| {
-                    fd::epoll_ctl(watch, libc::EPOLL_CTL_DEL, socket.fd(), None)
-                });
+            if !tell(socket, event.events) && socket.watched.get() == context {
+                unwatch(socket);
             }
         }
+        all += told;
         if told < WATCHED_AT_ONCE {
-            return;
+            break;
         }
     }
+    // A handler has taken what the call that it interrupted is about to sleep for.
+    if all > 0 && sleepers(context) > asleep {
+        ring_ours(context);
+    }
+    true
 }
 
 const WATCHED_AT_ONCE: usize = 16;

@@ -277,6 +277,7 @@ pub fn before_close(fd: i32, known: Known) -> bool {
             }
             epoll::number_closes(socket, fd);
             if socket.fd() == fd {
+                context::unwatch(socket);
                 let other = tables.known_fds().find(|(_, other)| core::ptr::eq(*other, socket));
                 if let Some((other, _)) = other {
                     socket.fd.set(other as u32);
@@ -317,6 +318,7 @@ fn leave_to_sleepers(tables: &'static Tables, socket: &'static Socket) -> bool {
     }
     let Ok(kept) = fd::duplicate_high(socket.fd(), fd::HIDDEN_FROM) else { return false };
     tables.hide(kept);
+    context::unwatch(socket);
     epoll::forget_socket(socket);
     socket.fd.set(kept as u32);
     // ORDER: SeqCst; pairs with `wait::wait`: the last sleeper sees this, or we see that it has left.
@@ -355,6 +357,9 @@ fn release(socket: &'static Socket, open: bool) {
         tables.services.note_end(socket.service.get(), socket.calls.get());
     }
     meet::close(socket);
+    if open {
+        context::unwatch(socket);
+    }
     if last && open && socket.shown.is() {
         epoll::unregister(socket);
     }

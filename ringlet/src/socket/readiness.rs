@@ -244,12 +244,12 @@ fn poll_entered(
     let limit = tables().map_or(0, |tables| tables.config.watch_us());
     // A byte that we can't take, and that tells us nothing, would end each sleep at once: then we don't listen for any, and look soon.
     let stays = Cell::new(false);
-    let watcher = watcher(fds, held);
+    let watcher = Cell::new(watcher(fds, held));
     if deadline == Some(0) {
         // One question for all, where each would ask for itself. (And none does so that was not late for this one.)
         let together = connections(fds, held).nth(1).is_some() && !pin::is_closed_in();
         if together && is_asked_late(fds, held) {
-            let _ = ask_all(fds, held, scratch, None, watcher, Some(0), None, &stays, &|| {});
+            let _ = ask_all(fds, held, scratch, None, &watcher, Some(0), None, &stays, &|| {});
         }
         return with_kernel(fds, held, scratch, mask, together);
     }
@@ -258,7 +258,7 @@ fn poll_entered(
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) && !pin::is_closed_in() {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
-            let _ = ask_all(fds, held, scratch, None, watcher, Some(0), None, &stays, &|| {});
+            let _ = ask_all(fds, held, scratch, None, &watcher, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -285,7 +285,7 @@ fn poll_entered(
             let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
-                told = ask_all(fds, held, scratch, None, watcher, Some(0), mask, &stays, &|| {});
+                told = ask_all(fds, held, scratch, None, &watcher, Some(0), mask, &stays, &|| {});
             }
             told != Ok(0)
         });
@@ -313,7 +313,7 @@ fn poll_entered(
                 cancelled();
             };
             let slept = idle.then(|| {
-                ask_all(fds, held, scratch, home, watcher, timeout, mask, &stays, &cancelled)
+                ask_all(fds, held, scratch, home, &watcher, timeout, mask, &stays, &cancelled)
             });
             awake();
             if let Some(slept) = slept {
@@ -542,7 +542,7 @@ fn ask_all(
     held: &[u32],
     scratch: &mut [pollfd],
     home: Option<u32>,
-    watcher: Option<u32>,
+    watcher: &Cell<Option<u32>>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     stays: &Cell<bool>,
@@ -550,10 +550,14 @@ fn ask_all(
 ) -> Sys<usize> {
     let awake = timeout_ns == Some(0);
     let mut watches = false;
+    if pin::is_closed_in() {
+        // (By another thread, amid this call.)
+        watcher.set(None);
+    }
     for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
         if let Some(socket) = attached(entry, held) {
-            if is_watched(socket, entry, watcher) {
+            if is_watched(socket, entry, watcher.get()) {
                 copy.fd = -1;
                 watches = true;
                 continue;
@@ -570,7 +574,7 @@ fn ask_all(
         pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
     let named = home.map_or(-1, context::named_of);
     scratch[n + 1] = pollfd { fd: named, events: libc::POLLIN, revents: 0 };
-    let set = watcher.filter(|_| watches);
+    let set = watcher.get().filter(|_| watches);
     scratch[n + 2] =
         pollfd { fd: set.map_or(-1, context::watch_of), events: libc::POLLIN, revents: 0 };
     let own = scratch[n..][..OWN_ENTRIES]
@@ -614,10 +618,15 @@ fn ask_all(
     }
     // (Behind the above: what is told here is asked for by the next look.)
     if let Some(set) = set.filter(|_| scratch[n + 2].revents != 0) {
-        context::watch_tells(set, |socket, events| {
+        let asks = context::watch_tells(set, home.is_some().into(), |socket, events| {
             doorbells::kernel_tells(socket, events);
             socket.stage() == Stage::Attached && by_ring(socket)
         });
+        if !asks {
+            // A filter forbids it. Each is asked for by itself.
+            watcher.set(None);
+            connections(fds, held).for_each(Socket::kernel_tells);
+        }
     }
     Ok(woken)
 }
