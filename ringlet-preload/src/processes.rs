@@ -6,7 +6,7 @@ use core::arch::naked_asm;
 use core::ptr::null_mut;
 use libc::{c_char, c_int, c_long, c_ulong, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
-use ringlet::socket::process;
+use ringlet::socket::{context, process};
 use ringlet::thread::is_alone;
 use ringlet::waiting::signals;
 use ringlet_agent::data::is_nowhere;
@@ -518,6 +518,7 @@ extern "C" fn restarting(signal: c_int, info: *mut libc::siginfo_t, context: *mu
 /// Notes that the program's handler runs, and runs it.
 fn run_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, interrupts: bool) {
     signals::note(interrupts);
+    let took = context::begin_handler();
     if let Some(handler) = signals::handler_of(signal) {
         // SAFETY: the program gave it to sigaction as the handler of this signal; one that takes only the number ignores the rest.
         unsafe {
@@ -528,6 +529,7 @@ fn run_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, 
     }
     // Again: a wait of the handler's own begins without a note.
     signals::note(interrupts);
+    context::end_handler(took);
 }
 
 /// Is it one of ours that stands in for the program's?

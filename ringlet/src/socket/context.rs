@@ -8,6 +8,7 @@
 //!
 //! Who gets the eventfd of an epoll set gets its ready board too, on which a sender says which connection has something (`ready`).
 
+use super::bypass;
 use super::table::{Socket, Tables, tables};
 use crate::local::{self, Local};
 use crate::lock::Lock;
@@ -51,6 +52,8 @@ struct Context {
     board: P32,
     /// Of a thread that polls many connections: a set of the kernel's, in which those are whose home it is (`watch`). `NONE` if it can't be had.
     watch: P32,
+    /// The thread has asked that set, and what it was told is not yet noted. Who has jumped out of that leaves it so.
+    asking: P32,
 }
 
 impl Context {
@@ -200,6 +203,24 @@ pub fn start() -> sys::Sys<()> {
 
 /// Generation of the process (high half), and the thread's context.
 static CONTEXT: Local<u64> = Local::new(local::CONTEXT);
+/// This thread has taken what has rung its context, since a handler began.
+static TOOK: Local<bool> = Local::new(local::CONTEXT.from(1));
+
+/// A handler begins.
+pub fn begin_handler() -> bool {
+    TOOK.replace(false)
+}
+
+/// It is over; `before`: what its beginning has said. A wait of its own may have taken what the call that it has interrupted is about to sleep for:
+/// that one looks again.
+pub fn end_handler(before: bool) {
+    let Some(context) = of_thread_if_any().filter(|_| TOOK.get()) else {
+        return TOOK.set(before);
+    };
+    if sleepers(context) > 0 {
+        ring_ours(context);
+    }
+}
 
 /// After a fork nothing of it is ours: peers ring the parent by it. `inherit`: what becomes of a set's eventfd.
 pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
@@ -228,6 +249,7 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
             tables.close_hidden(context.watch.get() as i32);
         }
         context.watch.set(0);
+        context.asking.set(0);
         context.board.set(0);
         context.owner.set(0);
     }
@@ -352,6 +374,7 @@ fn context_of(owner: u32) -> Option<u32> {
         tables.followed().filter(|socket| socket.watched.get() == number).for_each(forget_watched);
     }
     context.watch.set(0);
+    context.asking.set(0);
     // (Where no memory can be had for it, who writes there would get a SIGBUS, a peer of ours too.)
     let board = board_place(ours, at).filter(|_| owner & SET_OWNER != 0);
     let held = board.is_some_and(|area| map::hold(area, 0, area.len()).is_ok());
@@ -462,8 +485,6 @@ pub fn watch(context: u32, socket: &Socket) -> bool {
         return true;
     }
     let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
-    // (Before it is there: a handler of ours may take what is told of it at once.)
-    socket.watched.set(context);
     let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
     let event = fd::epoll_event { events, u64: tables.index_of(socket).into() };
     let added = in_hand(&found.watch, &found.ringing, |_| {
@@ -473,21 +494,38 @@ pub fn watch(context: u32, socket: &Socket) -> bool {
             done => done,
         }
     });
-    if added.is_err() {
-        socket.watched.set(0);
+    // (Behind it: who jumps out in between asks again. What a handler takes of it meanwhile is noted all the same.)
+    if added.is_ok() {
+        socket.watched.set(context);
     }
     added.is_ok()
 }
 
-/// A number by which the connection may lie in a context's set is about to mean something else, or it is another's affair from now on. (The kernel's
-/// entry would stay where a child by fork has the connection too.)
+/// The connection has another number, in place of one that is about to be closed, and somebody may be asleep on the set.
+pub fn renumbered(socket: &Socket, before: i32) {
+    let context = socket.watched.get();
+    if context == 0 || bypass::is_closed_in() {
+        return;
+    }
+    socket.watched.set(0);
+    // (First, lest anything comes in between. An end that is there is told anew.)
+    watch(context, socket);
+    if let Some(found) = numbered(context) {
+        let _ = in_hand(&found.watch, &found.ringing, |_| {
+            fd::epoll_ctl(found.watch_number(), libc::EPOLL_CTL_DEL, before, None)
+        });
+    }
+}
+
+/// A connection is closed, or has gone to the kernel. (The kernel's entry would stay where a child by fork has the connection too.)
 pub fn unwatch(socket: &Socket) {
     let context = socket.watched.get();
     if context == 0 {
         return;
     }
     socket.watched.set(0);
-    let Some(found) = numbered(context) else { return };
+    // (A process that has closed itself in asks the set no more, and its filter may kill it for trying.)
+    let Some(found) = numbered(context).filter(|_| !bypass::is_closed_in()) else { return };
     let _ = in_hand(&found.watch, &found.ringing, |_| {
         fd::epoll_ctl(found.watch_number(), libc::EPOLL_CTL_DEL, socket.fd(), None)
     });
@@ -498,19 +536,23 @@ fn forget_watched(socket: &Socket) {
 }
 
 /// What the kernel's set has to tell, and of which of its connections: false if it can't be asked. One of which `tell` says that it is there no more is
-/// taken out. `asleep`: who sleeps in this context, with the caller.
+/// taken out.
 #[allow(unsafe_code)]
-pub fn watch_tells(context: u32, asleep: u64, tell: impl Fn(&Socket, u32) -> bool) -> bool {
+pub fn watch_tells(context: u32, tell: impl Fn(&Socket, u32) -> bool) -> bool {
     let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
     let mut events = [fd::epoll_event { events: 0, u64: 0 }; WATCHED_AT_ONCE];
-    let mut all = 0;
+    TOOK.set(true);
+    found.asking.set(1);
     for _ in 0..tables.sockets.len().div_ceil(WATCHED_AT_ONCE) {
         let told = in_hand(&found.watch, &found.ringing, |_| {
             let (watch, most) = (found.watch_number(), WATCHED_AT_ONCE);
             // SAFETY: a valid array.
             unsafe { fd::epoll_wait(watch, events.as_mut_ptr(), most, Some(0), None) }
         });
-        let Ok(told) = told else { return false };
+        let Ok(told) = told else {
+            found.asking.set(0);
+            return false;
+        };
         for event in &events[..told] {
             // (By now its entry may be another one's, which is told in vain.)
             let Some(socket) = tables.sockets.get(event.u64 as usize) else { continue };
@@ -518,16 +560,17 @@ pub fn watch_tells(context: u32, asleep: u64, tell: impl Fn(&Socket, u32) -> boo
                 unwatch(socket);
             }
         }
-        all += told;
         if told < WATCHED_AT_ONCE {
             break;
         }
     }
-    // A handler has taken what the call that it interrupted is about to sleep for.
-    if all > 0 && sleepers(context) > asleep {
-        ring_ours(context);
-    }
+    found.asking.set(0);
     true
+}
+
+/// Is the thread that calls amid that, in a handler, or has it jumped out of it? Then the set does not tell all.
+pub fn is_asking() -> bool {
+    of_thread_if_any().and_then(numbered).is_some_and(|context| context.asking.is())
 }
 
 const WATCHED_AT_ONCE: usize = 16;
@@ -539,11 +582,13 @@ fn numbered(context: u32) -> Option<&'static Context> {
 /// The eventfd has woken who sleeps in this context. (By the number that it has now: the one that was slept on may be the program's.)
 /// Returns how often it was rung.
 pub fn drain(context: u32) -> u64 {
+    TOOK.set(true);
     numbered(context).map_or(0, |context| in_hand(&context.eventfd, &context.ringing, fd::drain))
 }
 
 /// The bell by name has woken who sleeps in this context: what has rung it is taken.
 pub fn drain_named(context: u32) {
+    TOOK.set(true);
     numbered(context).into_iter().for_each(Context::drain_named);
 }
 

@@ -277,10 +277,10 @@ pub fn before_close(fd: i32, known: Known) -> bool {
             }
             epoll::number_closes(socket, fd);
             if socket.fd() == fd {
-                context::unwatch(socket);
                 let other = tables.known_fds().find(|(_, other)| core::ptr::eq(*other, socket));
                 if let Some((other, _)) = other {
                     socket.fd.set(other as u32);
+                    context::renumbered(socket, fd);
                     view::count(socket, |slot| slot.fd.store(other, Ordering::Relaxed));
                 }
             }
@@ -318,9 +318,10 @@ fn leave_to_sleepers(tables: &'static Tables, socket: &'static Socket) -> bool {
     }
     let Ok(kept) = fd::duplicate_high(socket.fd(), fd::HIDDEN_FROM) else { return false };
     tables.hide(kept);
-    context::unwatch(socket);
     epoll::forget_socket(socket);
+    let before = socket.fd();
     socket.fd.set(kept as u32);
+    context::renumbered(socket, before);
     // ORDER: SeqCst; pairs with `wait::wait`: the last sleeper sees this, or we see that it has left.
     socket.orphaned.store(1, Ordering::SeqCst);
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
@@ -454,7 +455,7 @@ pub fn before_fork() {
     let process = tables.process();
     tables.followed().for_each(epoll::before_fork);
     process.gate.shut();
-    interrupted::before_fork(tables, epoll::before_fork_amid());
+    interrupted::before_fork(tables, epoll::before_fork_amid() | context::is_asking());
     view::before_fork(tables);
     let number = process.age.add(1);
     // (Where that can't be had there is no connection.)

@@ -468,24 +468,28 @@ fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
 
 /// The context in whose kernel's set connections are put, where they are many.
 fn watcher(fds: &[pollfd], held: &[u32]) -> Option<u32> {
-    if fds.len() < WATCHED_FROM || is_at_limit(fds) || pin::is_closed_in() {
+    if fds.len() < WATCHED_FROM || pin::is_closed_in() || context::is_asking() {
         return None;
     }
     let mine = context::of_thread_if_any()?;
     let at_home = |socket: &Socket| rings(socket, Some(mine));
     connections(fds, held).filter(|socket| at_home(socket)).nth(WATCHED_FROM - 1)?;
-    Some(mine).filter(|mine| context::watch_of(*mine) >= 0)
+    Some(mine).filter(|mine| !is_at_limit(fds) && context::watch_of(*mine) >= 0)
 }
 
 /// Does the kernel's set of this context tell all of this connection that only the kernel can?
-fn is_watched(socket: &Socket, entry: &pollfd, watcher: Option<u32>) -> bool {
-    watcher.is_some_and(|context| {
-        rings(socket, watcher)
-            && by_ring(socket)
-            && !socket.end().ended.is()
-            && entry.events & libc::POLLPRI == 0
-            && context::watch(context, socket)
-    })
+fn is_watched(socket: &Socket, entry: &pollfd, watcher: &Cell<Option<u32>>) -> bool {
+    let Some(context) = watcher.get() else { return false };
+    let may_be = rings(socket, watcher.get())
+        && by_ring(socket)
+        && !socket.end().ended.is()
+        && entry.events & libc::POLLPRI == 0;
+    if may_be && !context::watch(context, socket) {
+        // There is no room, and so for the others.
+        watcher.set(None);
+        return false;
+    }
+    may_be
 }
 
 fn by_ring(socket: &Socket) -> bool {
@@ -557,7 +561,7 @@ fn ask_all(
     for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
         if let Some(socket) = attached(entry, held) {
-            if is_watched(socket, entry, watcher.get()) {
+            if is_watched(socket, entry, watcher) {
                 copy.fd = -1;
                 watches = true;
                 continue;
@@ -618,12 +622,14 @@ fn ask_all(
     }
     // (Behind the above: what is told here is asked for by the next look.)
     if let Some(set) = set.filter(|_| scratch[n + 2].revents != 0) {
-        let asks = context::watch_tells(set, home.is_some().into(), |socket, events| {
+        let tell = |socket: &Socket, events| {
             doorbells::kernel_tells(socket, events);
             socket.stage() == Stage::Attached && by_ring(socket)
-        });
+        };
+        // (Another thread may have closed the process in while we slept: the filter may kill for it.)
+        let asks = !pin::is_closed_in() && context::watch_tells(set, tell);
         if !asks {
-            // A filter forbids it. Each is asked for by itself.
+            // Each is asked for by itself.
             watcher.set(None);
             connections(fds, held).for_each(Socket::kernel_tells);
         }
