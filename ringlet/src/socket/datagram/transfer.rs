@@ -19,8 +19,6 @@ use ringlet_linux::{fd, udp};
 /// While lanes are busy, the kernel is looked at this often (about 10 us); while they are empty, about every microsecond at most.
 const ASK_KERNEL_TICKS: u64 = 30_000;
 const ASK_WHEN_EMPTY_TICKS: u64 = 3_000;
-/// After so many messages, lanes that brought none of them cool down.
-const COOL_EVERY: u64 = 1024;
 
 /// How a receive goes on.
 pub enum Next {
@@ -91,12 +89,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
             }
             let nothing = kernel == Kernel::Nothing;
             match mailbox.take(all, to, flags & libc::MSG_PEEK != 0, nothing) {
-                Found::Message(got) => {
-                    if mailbox.taken.get() % COOL_EVERY == 0 {
-                        mailbox.cool_idle(all);
-                    }
-                    return Next::Datagram(got);
-                }
+                Found::Message(got) => return Next::Datagram(got),
                 Found::KernelFirst => return Next::AskKernel,
                 Found::Nothing => {}
             }
@@ -198,6 +191,9 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         mailbox.ask_kernel_soon(sys::ticks());
         let found = source.and_then(|source| mailbox.find(all, &source));
         mailbox.shown.set(if kept { inlets::KERNEL } else { inlets::NONE });
+        if !kept {
+            mailbox.count(all);
+        }
         found.is_some_and(|index| {
             if !kept {
                 mailbox.came_by_kernel(all, index);
