@@ -259,7 +259,8 @@ unsafe fn select_entries<E: Edge>(
         by_kernel.set(true);
         edge.pass_on()
     };
-    let Some(used) = entries(count, sets, fds) else { return natively() };
+    let room = fds.len() - OWN_ENTRIES;
+    let Some(used) = entries(count, sets, &mut fds[..room]) else { return natively() };
     if readiness::is_kernels(&fds[..used])
         && let Some(done) = natively_over(edge, &fds[..used])
     {
@@ -392,6 +393,9 @@ pub unsafe fn epoll_ctl<E: Edge>(
     }
 }
 
+/// KERNEL: EP_MAX_EVENTS.
+const EVENTS_MAX: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+
 /// A wait by ringlet when the set has connections of ours, else by the kernel; one that was overtaken goes on with ringlet.
 unsafe fn wait_with<E: Edge>(
     edge: &E,
@@ -403,11 +407,8 @@ unsafe fn wait_with<E: Edge>(
     mask: *const sigset_t,
 ) -> Sys<usize> {
     let known = epoll::visit(epfd);
-    if max <= 0 || is_nowhere(events) {
+    if max <= 0 || max > EVENTS_MAX || is_nowhere(events) {
         return edge.pass_on();
-    }
-    if let Some(set) = known {
-        epoll::settle_inner(set.index());
     }
     // (The number that this wait began with may mean another set when it goes on.)
     let visit = || known.or_else(|| epoll::set_of(epfd).and_then(|_| epoll::visit(epfd)));

@@ -167,6 +167,7 @@ fn change_now(tables: &Tables, socket: &Socket, fresh: &Fresh) -> Result<(), Rea
     } else {
         context::release(socket.bell.swap(linked.bell));
     }
+    context::unwatch(socket);
     socket.set_home(fresh.home);
     tables.hide(linked.lifeline);
     let new_channel = match socket.next_channel.swap(0) {

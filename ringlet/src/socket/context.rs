@@ -54,6 +54,8 @@ struct Context {
     watch: P32,
     /// The thread has asked that set, and what it was told is not yet noted. Who has jumped out of that leaves it so.
     asking: P32,
+    /// Counts the polls that have asked it.
+    watch_turn: P32,
 }
 
 impl Context {
@@ -368,12 +370,15 @@ fn context_of(owner: u32) -> Option<u32> {
         context.eventfd.set(eventfd as u32);
     }
     // What its last owner has watched is nothing to the next one.
-    if !matches!(context.watch.get(), 0 | NONE) {
-        tables.close_hidden(context.watch.get() as i32);
+    let watch = context.watch.swap(0);
+    if !matches!(watch, 0 | NONE) {
+        // ORDER: a fence behind the swap; pairs with `in_hand`: whoever has read the number is waited for.
+        fence(Ordering::SeqCst);
+        until(|| context.ringing.load(Ordering::SeqCst) == 0);
+        tables.close_hidden(watch as i32);
         let number = at as u32 + 1;
         tables.followed().filter(|socket| socket.watched.get() == number).for_each(forget_watched);
     }
-    context.watch.set(0);
     context.asking.set(0);
     // (Where no memory can be had for it, who writes there would get a SIGBUS, a peer of ours too.)
     let board = board_place(ours, at).filter(|_| owner & SET_OWNER != 0);
@@ -478,6 +483,11 @@ fn make_watch(context: &Context) {
     }
 }
 
+/// A poll is about to ask the set: its number.
+pub fn watch_turn(context: u32) -> u32 {
+    numbered(context).map_or(0, |context| context.watch_turn.add(1))
+}
+
 /// Puts a connection of the context's there. By edge: what is told once is noted at the socket (`doorbells::kernel_tells`), and a byte that has to stay
 /// wakes nobody again. False if it can't be.
 pub fn watch(context: u32, socket: &Socket) -> bool {
@@ -488,11 +498,18 @@ pub fn watch(context: u32, socket: &Socket) -> bool {
     let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
     let event = fd::epoll_event { events, u64: tables.index_of(socket).into() };
     let added = in_hand(&found.watch, &found.ringing, |_| {
-        let ctl = |how| fd::epoll_ctl(found.watch_number(), how, socket.fd(), Some(event));
-        match ctl(libc::EPOLL_CTL_ADD) {
+        let number = socket.fd();
+        let ctl = |how| fd::epoll_ctl(found.watch_number(), how, number, Some(event));
+        let added = match ctl(libc::EPOLL_CTL_ADD) {
             Err(sys::Errno::EEXIST) => ctl(libc::EPOLL_CTL_MOD),
             done => done,
+        };
+        // It has got another number meanwhile, and this one may name another file by now.
+        if socket.fd() != number && added.is_ok() {
+            let _ = ctl(libc::EPOLL_CTL_DEL);
+            return Err(sys::Errno::EBADF);
         }
+        added
     });
     // (Behind it: who jumps out in between asks again. What a handler takes of it meanwhile is noted all the same.)
     if added.is_ok() {
@@ -509,11 +526,15 @@ pub fn renumbered(socket: &Socket, before: i32) {
     }
     socket.watched.set(0);
     // (First, lest anything comes in between. An end that is there is told anew.)
-    watch(context, socket);
+    let watched = watch(context, socket);
     if let Some(found) = numbered(context) {
         let _ = in_hand(&found.watch, &found.ringing, |_| {
             fd::epoll_ctl(found.watch_number(), libc::EPOLL_CTL_DEL, before, None)
         });
+    }
+    // (Where there was no room for both.)
+    if !watched && !watch(context, socket) {
+        ring_ours(context);
     }
 }
 
@@ -539,10 +560,15 @@ fn forget_watched(socket: &Socket) {
 /// taken out.
 #[allow(unsafe_code)]
 pub fn watch_tells(context: u32, tell: impl Fn(&Socket, u32) -> bool) -> bool {
-    let (Some(tables), Some(found)) = (tables(), numbered(context)) else { return false };
+    let Some(found) = numbered(context) else { return false };
     let mut events = [fd::epoll_event { events: 0, u64: 0 }; WATCHED_AT_ONCE];
     TOOK.set(true);
+    // (Before the look for a fork, that of the tables: a handler's comes before it, or finds this.)
     found.asking.set(1);
+    let Some(tables) = tables() else {
+        found.asking.set(0);
+        return false;
+    };
     for _ in 0..tables.sockets.len().div_ceil(WATCHED_AT_ONCE) {
         let told = in_hand(&found.watch, &found.ringing, |_| {
             let (watch, most) = (found.watch_number(), WATCHED_AT_ONCE);

@@ -261,9 +261,15 @@ fn poll_entered(
             let _ = ask_all(fds, held, scratch, None, &watcher, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
+        if found > 0 && !(others && !pin::is_closed_in()) {
+            return Ok(found);
+        }
         if found > 0 {
-            let others = others && !pin::is_closed_in();
-            return if others { with_kernel(fds, held, scratch, mask, false) } else { Ok(found) };
+            // (Another thread may have taken what was there.)
+            found = with_kernel(fds, held, scratch, mask, false)?;
+            if found > 0 {
+                return Ok(found);
+            }
         }
         sleep::check(cancelled);
         let left = |at: u64| at.saturating_sub(sys::now_ns());
@@ -478,12 +484,15 @@ fn watcher(fds: &[pollfd], held: &[u32]) -> Option<u32> {
 }
 
 /// Does the kernel's set of this context tell all of this connection that only the kernel can?
-fn is_watched(socket: &Socket, entry: &pollfd, watcher: &Cell<Option<u32>>) -> bool {
+fn is_watched(socket: &Socket, entry: &pollfd, watcher: &Cell<Option<u32>>, turn: u32) -> bool {
     let Some(context) = watcher.get() else { return false };
     let may_be = rings(socket, watcher.get())
         && by_ring(socket)
         && !socket.end().ended.is()
         && entry.events & libc::POLLPRI == 0;
+    if may_be {
+        socket.watch_turn.set(turn);
+    }
     if may_be && !context::watch(context, socket) {
         // There is no room, and so for the others.
         watcher.set(None);
@@ -558,10 +567,13 @@ fn ask_all(
         // (By another thread, amid this call.)
         watcher.set(None);
     }
+    // (Those that are in its set stay there, and are told by it, also if there is no room for others.)
+    let set = watcher.get();
+    let turn = set.map_or(0, context::watch_turn);
     for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
         if let Some(socket) = attached(entry, held) {
-            if is_watched(socket, entry, watcher) {
+            if is_watched(socket, entry, watcher, turn) {
                 copy.fd = -1;
                 watches = true;
                 continue;
@@ -578,7 +590,7 @@ fn ask_all(
         pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
     let named = home.map_or(-1, context::named_of);
     scratch[n + 1] = pollfd { fd: named, events: libc::POLLIN, revents: 0 };
-    let set = watcher.get().filter(|_| watches);
+    let set = set.filter(|_| watches);
     scratch[n + 2] =
         pollfd { fd: set.map_or(-1, context::watch_of), events: libc::POLLIN, revents: 0 };
     let own = scratch[n..][..OWN_ENTRIES]
@@ -624,7 +636,8 @@ fn ask_all(
     if let Some(set) = set.filter(|_| scratch[n + 2].revents != 0) {
         let tell = |socket: &Socket, events| {
             doorbells::kernel_tells(socket, events);
-            socket.stage() == Stage::Attached && by_ring(socket)
+            // (One that is not asked about is perhaps another thread's now, which is woken by bytes.)
+            socket.watch_turn.get() == turn && socket.stage() == Stage::Attached && by_ring(socket)
         };
         // (Another thread may have closed the process in while we slept: the filter may kill for it.)
         let asks = !pin::is_closed_in() && context::watch_tells(set, tell);

@@ -177,6 +177,8 @@ pub struct Socket {
     pub rung: P64,
     /// Our context in whose kernel's set it is (`context::watch`).
     pub watched: P32,
+    /// The last poll that asked that set about it (`context::watch_turn`).
+    pub watch_turn: P32,
     /// The segment, once attached.
     segment: AtomicUsize,
     ring_bytes: P64,
@@ -920,6 +922,7 @@ impl Socket {
             &self.home,
             &self.bell,
             &self.watched,
+            &self.watch_turn,
             &self.twin,
         ] {
             word.set(0);

@@ -34,7 +34,7 @@ pub use life::{
     after_failed_exec, after_fork, before_exec, before_fork, before_fork_amid, closed, closes_in,
     created, give_back_inherited, given_away, named, number_closes, set_of, start, visit,
 };
-pub use nested::{has_adopted, holds_sets, nest, ready, settle, settle_inner};
+pub use nested::{has_adopted, holds_sets, nest, ready, settle};
 pub use registration::{forget_socket, unregister};
 pub use set::Visit;
 #[cfg(test)]

@@ -121,7 +121,7 @@ pub fn settle(set_index: u32) {
 }
 
 /// Before a wait on a set that holds other sets.
-pub fn settle_inner(set_index: u32) {
+fn settle_inner(set_index: u32) {
     let Some(tables) = tables() else { return };
     if holds_sets(set_index) {
         for inner in set::used().filter(|set| set.nested.is() && set.names.is()) {
@@ -147,12 +147,14 @@ pub(super) fn sleep_over(
     settle_inner(set.index());
     let mut entry = [pollfd { fd: set.epfd.get() as i32, events: libc::POLLIN, revents: 0 }];
     if !set.is_over() {
-        match timeout_ns {
+        let told = match timeout_ns {
             Some(0) => fd::poll(&mut entry, timeout_ns, mask)?,
             _ => sleep::poll(&mut entry, timeout_ns, mask, cancelled)?,
         };
+        if told > 0 {
+            settle_inner(set.index());
+        }
     }
-    settle_inner(set.index());
     Ok(())
 }
 

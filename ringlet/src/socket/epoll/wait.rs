@@ -298,6 +298,8 @@ pub fn wait_over_sets(
     mask: Option<u64>,
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| sys::now_ns().saturating_add(ns));
+    sleep::check(&|| end_native(set));
+    signals::begin_wait();
     loop {
         let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
         sleep_over(&set, left, mask, &|| end_native(set))?;
@@ -309,6 +311,10 @@ pub fn wait_over_sets(
         let n = unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), Some(0), mask)? };
         if n > 0 || left == Some(0) {
             return Ok(n);
+        }
+        if signals::handled() {
+            // While sets were looked at: it would have ended the kernel's wait.
+            return Err(Errno::EINTR);
         }
     }
 }
