@@ -1,14 +1,20 @@
 //! One thread for many that are to be served: links, and what else crosses with them.
 
 use crate::link::{Bells, Link, Progress};
+use ringlet::waiting::spin;
+use ringlet_linux::{fd, sys};
 use rustix::event::{Timespec, epoll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A link with nothing to do is passed over so often before it is armed, and rings.
+/// A link with nothing to do, while others have, is passed over so often before it is armed, and rings.
 const IDLE_PASSES: u32 = 2000;
+/// Where none has, they are passed over for so long at most; how long pays is known of the waits lately, and who else wants the processor goes first.
+const WATCH_US: u64 = 500;
+const YIELDS: u32 = 4;
 /// Passes over the busy links between two looks at descriptors, where links that sleep ring; and for how long others may be made to wait so.
 const PASSES: u32 = 64;
 const PASSES_MOST: Duration = Duration::from_micros(200);
@@ -31,6 +37,10 @@ pub trait Serve {
     fn disarm(&mut self);
     /// It is to be passed over again after a while, though nothing tells of it.
     fn is_owed(&self) -> bool;
+    /// Does a pass that finds nothing make system calls? It is armed at once then.
+    fn is_dear(&self) -> bool {
+        false
+    }
     /// Tells what to sleep on; only edges count.
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>));
 }
@@ -47,6 +57,9 @@ impl<S: Serve + ?Sized> Serve for Box<S> {
     }
     fn is_owed(&self) -> bool {
         (**self).is_owed()
+    }
+    fn is_dear(&self) -> bool {
+        (**self).is_dear()
     }
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
         (**self).descriptors(tell);
@@ -136,6 +149,7 @@ impl<B: Wakes> Server<Both<B>> {
 
 impl<S: Serve> Server<S> {
     pub fn new() -> io::Result<Server<S>> {
+        watch_the_crowd();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Server {
             epoll,
@@ -210,15 +224,18 @@ impl<S: Serve> Server<S> {
         let now = Instant::now();
         let patience =
             if self.busy.is_empty() { self.patience(now, most) } else { Some(Duration::ZERO) };
-        self.look_at_descriptors(patience, ready)?;
+        let found = self.look_at_descriptors(patience, ready)?;
+        if found && patience != Some(Duration::ZERO) {
+            spin::woken(0);
+        }
         let began = Instant::now();
         self.look_again(began);
-        let mut passed = 0;
+        let (mut passed, mut quiet) = (0, false);
         for _ in 0..PASSES {
-            if self.busy.is_empty() {
+            quiet = self.pass(over);
+            if quiet {
                 break;
             }
-            self.pass(over);
             // (A look at the clock costs as much as what has nothing to do.)
             passed += self.busy.len();
             if passed >= CLOCK_PASSES {
@@ -228,11 +245,47 @@ impl<S: Serve> Server<S> {
                 }
             }
         }
-        let waits = |at: &usize| self.all[*at].as_ref().is_none_or(|served| served.idle > 0);
-        if self.busy.iter().all(waits) {
-            std::thread::yield_now();
+        if quiet && !self.busy.is_empty() && over.is_empty() && !self.spin(over) {
+            self.sleep();
+            if !self.busy.is_empty() {
+                // These can't be armed yet, which may be for others to change.
+                std::thread::yield_now();
+            }
         }
         Ok(())
+    }
+
+    /// Nobody has anything to do: passes over the busy links, as long as that pays. False if that was in vain, or does not.
+    fn spin(&mut self, over: &mut Vec<(usize, Progress)>) -> bool {
+        let dear = |at: &usize| self.all[*at].as_ref().is_some_and(|served| served.it.is_dear());
+        if self.busy.iter().any(dear) {
+            return false;
+        }
+        // (What was passed on may be answered.)
+        spin::sent();
+        for _ in 0..YIELDS {
+            std::thread::yield_now();
+            if !self.pass(over) || !over.is_empty() {
+                return true;
+            }
+        }
+        let (links, mut looks) = (self.busy.len(), 0);
+        let ready = || {
+            looks += 1;
+            let rings = looks % PASSES == 0
+                && fd::pending(self.epoll.as_raw_fd(), libc::POLLIN) & libc::POLLIN != 0;
+            rings || !self.pass(over) || !over.is_empty()
+        };
+        spin::watch_many(WATCH_US, links, || None, ready)
+    }
+
+    /// All that can be are armed.
+    fn sleep(&mut self) {
+        let Server { all, busy, dozing, roused, .. } = self;
+        busy.retain(|at| {
+            all[*at].as_mut().is_some_and(|served| !served.dozes(*at, roused, dozing))
+        });
+        self.wake_roused();
     }
 
     fn patience(&self, now: Instant, most: Option<Duration>) -> Option<Duration> {
@@ -244,7 +297,7 @@ impl<S: Serve> Server<S> {
         &mut self,
         patience: Option<Duration>,
         ready: &mut Vec<u32>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let timeout = patience.map(|time| Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: time.subsec_nanos().into(),
@@ -265,7 +318,7 @@ impl<S: Serve> Server<S> {
                 Some(at) => self.wake(at as usize, 0),
             }
         }
-        Ok(())
+        Ok(found > 0)
     }
 
     fn look_again(&mut self, now: Instant) {
@@ -296,7 +349,8 @@ impl<S: Serve> Server<S> {
         }
     }
 
-    fn pass(&mut self, over: &mut Vec<(usize, Progress)>) {
+    /// True if none of them had anything to do.
+    fn pass(&mut self, over: &mut Vec<(usize, Progress)>) -> bool {
         let Server { all, busy, dozing, roused, .. } = self;
         let mut quiet = true;
         busy.retain(|at| {
@@ -311,29 +365,50 @@ impl<S: Serve> Server<S> {
                     served.idle += 1;
                     true
                 }
-                Progress::Idle => {
-                    let sleeps = served.sleep(roused);
-                    if sleeps && let Some((due, _)) = served.look_again {
-                        dozing.insert((due, *at));
-                    }
-                    !sleeps
-                }
+                Progress::Idle => !served.dozes(*at, roused, dozing),
                 ended => {
                     over.push((*at, ended));
                     false
                 }
             }
         });
+        quiet & !self.wake_roused()
+    }
+
+    /// Were there any?
+    fn wake_roused(&mut self) -> bool {
         let mut roused = std::mem::take(&mut self.roused);
+        let any = !roused.is_empty();
         roused.drain(..).for_each(|at| self.wake(at, 0));
         self.roused = roused;
-        if quiet {
-            std::hint::spin_loop();
-        }
+        any
     }
 }
 
+/// Watching gives way where others want the processors. What that is told by is opened before a process closes itself in.
+pub fn watch_the_crowd() {
+    static LOAD: OnceLock<Option<i32>> = OnceLock::new();
+    LOAD.get_or_init(|| sys::open_load().ok());
+    sys::processors();
+    let load = || *LOAD.get().unwrap_or(&None);
+    spin::start(spin::Outside { load, tell: |_, _, _| {}, for_latency: true });
+}
+
 impl<S: Serve> Served<S> {
+    /// It sleeps, and is looked at again if it is owed something.
+    fn dozes(
+        &mut self,
+        at: usize,
+        rouse: &mut Vec<usize>,
+        dozing: &mut BTreeSet<(Instant, usize)>,
+    ) -> bool {
+        let sleeps = self.sleep(rouse);
+        if sleeps && let Some((due, _)) = self.look_again {
+            dozing.insert((due, at));
+        }
+        sleeps
+    }
+
     /// It rings from now on. False if there was something to do.
     fn sleep(&mut self, rouse: &mut Vec<usize>) -> bool {
         if !self.it.arm() || self.it.pass(rouse) != Progress::Idle {

@@ -251,20 +251,21 @@ impl Half {
     /// Our program rings when there is something to deliver. To be passed over once more afterwards.
     pub fn arm(&mut self) {
         self.outgoing.control().data_wish().want(WANT_EVENT);
-        if self.is_owed() {
+        if self.receiving.course.is_owed() {
             self.incoming.control().room_wish().want(WANT_EVENT);
         }
     }
 
     /// It is passed over again anyway.
     pub fn disarm(&mut self) {
+        self.receiving.credit_waits = CREDIT_PASSES;
         self.outgoing.control().data_wish().withdraw();
         self.incoming.control().room_wish().withdraw();
     }
 
-    /// Is something unread here? Who reads it does not ring for each record.
+    /// Is something unread here, of which its reader does not ring for each record, or has something been read that is not told yet?
     pub fn is_owed(&self) -> bool {
-        self.receiving.course.is_owed()
+        self.receiving.course.is_owed() || self.receiving.credit.is_some()
     }
 
     fn read_line(&mut self) -> bool {
@@ -319,10 +320,11 @@ impl Half {
         }
         if last == receiving.said {
             let Some(credit) = receiving.credit else { return false };
-            // Mostly more is consumed soon, and then this is told with it. (But what the program says as a sender goes behind.)
+            // Mostly more is consumed soon, and then this is told with it. (But what the program says as a sender goes behind.) That is no work: it is slept
+            // over too (`is_owed`).
             if !credit.looks && sending.line.is_none() && receiving.credit_waits < CREDIT_PASSES {
                 receiving.credit_waits += 1;
-                return true;
+                return false;
             }
         }
         // (If nothing was consumed since, this one is as if read now.)

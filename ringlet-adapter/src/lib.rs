@@ -17,7 +17,7 @@ mod pipe;
 mod trunk;
 mod wire;
 
-pub use adapter::{Adapter, Both, Serve, Server, Wakes};
+pub use adapter::{Adapter, Both, Serve, Server, Wakes, watch_the_crowd};
 pub use half::{Back, Half, Operation, Rings, Segment, Way};
 pub use hosts::Hosts;
 pub use lane::{Lane, WakesOne};

@@ -268,8 +268,8 @@ pub struct Libfabric {
     /// Behind an Internet address with what opens the `gate`.
     name: Vec<u8>,
     ours: Option<SocketAddr>,
-    /// What it listens to comes past the gate.
-    is_guarded: bool,
+    /// To TCP, past the gate.
+    listens: bool,
     fd: RawFd,
     /// Their numbers are not used again.
     peers: HashMap<u32, Way>,
@@ -412,7 +412,7 @@ impl Libfabric {
             arena: std::mem::ManuallyDrop::new(Arena::new()),
             name,
             ours,
-            is_guarded: listens,
+            listens,
             fd,
             peers: HashMap::new(),
             next_peer: 0,
@@ -789,12 +789,16 @@ impl Libfabric {
 }
 
 impl Rail for Libfabric {
+    fn is_dear(&self) -> bool {
+        self.listens
+    }
+
     fn name(&self) -> &[u8] {
         &self.name
     }
 
     fn is_guarded(&self) -> bool {
-        self.is_guarded
+        self.listens
     }
 
     fn reach(&mut self, name: &[u8]) -> io::Result<Peer> {

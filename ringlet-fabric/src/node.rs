@@ -183,6 +183,11 @@ impl Node {
         self.rails.iter().map(|rail| rail.fd())
     }
 
+    /// Does a poll that finds nothing make system calls?
+    pub fn is_dear(&self) -> bool {
+        self.rails.iter().any(|rail| rail.is_dear())
+    }
+
     /// False: there is something to be polled first.
     pub fn may_sleep(&mut self) -> bool {
         !self.owes() && self.may_doze()

@@ -89,6 +89,10 @@ pub trait Rail: Send {
     ) -> Result<(), Refused>;
     /// A message of `MESSAGE_BYTES` at most, copied before this returns.
     fn send(&mut self, to: Peer, message: &[u8], token: u64) -> Result<(), Refused>;
+    /// Does a `poll` that finds nothing make system calls?
+    fn is_dear(&self) -> bool {
+        false
+    }
     /// Makes progress, and tells what has come of it, within bounds. Never waits.
     fn poll(&mut self, tell: &mut dyn FnMut(Event<'_>));
     /// Is readable when `poll` has something to do; may be slept on after `may_sleep`.

@@ -242,6 +242,8 @@ const ANYHOW: &[c_long] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_getsockopt,
     libc::SYS_ppoll,
+    // How many threads want to run.
+    libc::SYS_pread64,
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     // Threads, memory, time.

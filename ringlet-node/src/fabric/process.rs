@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::ensure;
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message, ORPHAN};
-use ringlet_adapter::{Event, Lane, LaneName, Memory, Pipe, Progress, Serve, Server, Trunk};
+use ringlet_adapter::{
+    Event, Lane, LaneName, Memory, Pipe, Progress, Serve, Server, Trunk, watch_the_crowd,
+};
 use ringlet_core::layout::Geometry;
 use ringlet_fabric::rail::Rail;
 use ringlet_fabric::{Node, Number};
@@ -100,6 +102,9 @@ impl Serve for Served {
     }
     fn is_owed(&self) -> bool {
         self.it().is_owed()
+    }
+    fn is_dear(&self) -> bool {
+        self.it().is_dear()
     }
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
         self.it().descriptors(tell);
@@ -213,6 +218,7 @@ pub fn carry() -> anyhow::Result<()> {
     let Settings { node, rails } = serde_json::from_slice(settings)?;
     let (apart, room) = (Arc::new(Apart::new()?), Room::found());
     let folders: Vec<_> = rails.iter().filter_map(|rail| rail.folder.clone()).collect();
+    watch_the_crowd();
     sandbox::enter_as_fabric(&folders)?;
     let rails = if rails.is_empty() { RailSettings::found() } else { rails };
     let mut process = Process::new(service, node, rails, RailSettings::open, apart)?;
