@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::processes::{self, LivePage, Process};
 use crate::sockets::Protocol;
 use crate::table;
-use crate::targets::{Connection, End, Ends, Targets};
+use crate::targets::{Connection, End, Ends, Target, Targets};
 
 /// Send running connections through the kernel, where tcpdump and the firewall see them
 ///
@@ -119,12 +119,14 @@ fn run(args: HowArgs, want: Want) -> anyhow::Result<ExitCode> {
     if args.json {
         table::json(&reports)?;
     } else if reports.is_empty() {
+        let processes = args.targets.targets.iter().all(|it| matches!(it, Target::Process(_)));
         println!(
             "{}",
-            if asked_process {
-                "No connection yet."
-            } else {
-                "Nothing of that name is to be seen."
+            match (asked_process, processes) {
+                (true, _) => "No connection yet.",
+                _ if args.targets.all => "No program that can be seen runs under ringlet.",
+                (_, true) => "No process under ringlet has that id (`ringlet ss` lists them).",
+                _ => "No such process or connection under ringlet (`ringlet ss` lists them).",
             }
         );
     } else {
