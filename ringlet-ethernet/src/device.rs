@@ -17,6 +17,12 @@ use crate::wire::About;
 
 /// Frames of one way before the other has its turn.
 const TURN: usize = 64;
+/// Frames of one batch for which those who sleep are woken once.
+const FRAMES_PER_BELL: usize = 8;
+/// Of batches of one frame it is looked so often whether more lies behind it.
+const BATCHES_PER_LOOK: u32 = 16;
+/// Passes in which nobody has said whether the device has something, before it is asked.
+const PASSES_PER_READ: u32 = 3;
 const NAME_MOST: usize = 15;
 
 #[derive(Clone, Debug)]
@@ -334,37 +340,95 @@ fn look(tap: BorrowedFd, about: &mut About) {
 
 /// One queue's frames, both ways, until the port is over.
 fn serve(mut queue: Queue, tap: &OwnedFd, watch_us: u64) -> Result<()> {
-    queue.watch_outside(tap)?;
-    let (mut buffer, mut held) = (vec![0; MESSAGE_MOST], 0);
+    queue.watch_level(tap)?;
+    let (mut intake, mut heeds) = (Intake::new(tap), true);
     while !queue.is_over() {
         queue.begin();
-        let sent = from_kernel(&mut queue, tap, &mut buffer, &mut held)?;
+        let sent = intake.is_due(queue.heard_outside()) && intake.take(&mut queue)?;
         let received = queue.receive(TURN, |arrived| to_kernel(tap, arrived));
-        if !sent && !received {
-            queue.wait(watch_us, || fd::pending(tap.as_raw_fd(), libc::POLLIN) != 0)?;
+        if sent || received {
+            continue;
         }
+        // (What can be read, and has no room where it is to go, would end each sleep.)
+        if heeds == intake.is_full {
+            heeds = !intake.is_full;
+            queue.heed(tap, heeds)?;
+        }
+        queue.wait(watch_us, || fd::pending(tap.as_raw_fd(), libc::POLLIN) != 0)?;
     }
     Ok(())
 }
 
-/// Sends what the kernel has. False: it has nothing more, or there is no room for it. So many bytes in the buffer are a frame that waits for room.
-fn from_kernel(
-    queue: &mut Queue,
-    tap: &OwnedFd,
-    buffer: &mut [u8],
-    held: &mut usize,
-) -> Result<bool> {
-    let mut failed = None;
-    let mut ended = |error| {
-        // (The kernel lets nobody read from a device that was removed.)
-        if error != Errno::AGAIN && error != Errno::INTR {
-            failed = Some(error);
+/// What a queue reads from its device. A read that finds nothing costs as much as one that does; so there is none where the kernel has said, by what woke
+/// us, that there is nothing, and none behind the one frame of a batch where batches are of one.
+struct Intake<'a> {
+    tap: &'a OwnedFd,
+    buffer: Vec<u8>,
+    /// So many bytes of it are a frame that waits for room.
+    held: usize,
+    /// There was no room.
+    is_full: bool,
+    /// Passes since it was known whether there is something.
+    unknown: u32,
+    /// Batches lately had several frames, and are read to their end.
+    is_deep: bool,
+    batches: u32,
+}
+
+impl<'a> Intake<'a> {
+    fn new(tap: &'a OwnedFd) -> Intake<'a> {
+        let buffer = vec![0; MESSAGE_MOST];
+        Intake { tap, buffer, held: 0, is_full: false, unknown: 0, is_deep: true, batches: 0 }
+    }
+
+    /// Is the device to be read? `heard`: what the kernel has said meanwhile, if it was asked. (Who is kept busy by others looks now and then.)
+    fn is_due(&mut self, heard: Option<bool>) -> bool {
+        self.unknown = if heard == Some(false) { 0 } else { self.unknown + 1 };
+        heard == Some(true) || self.is_full || self.unknown >= PASSES_PER_READ
+    }
+
+    /// Sends what the kernel has. False: it has nothing more, as far as is known, or there is no room for it.
+    fn take(&mut self, queue: &mut Queue) -> Result<bool> {
+        self.unknown = 0;
+        self.batches = self.batches.wrapping_add(1);
+        let reads_on = self.is_deep || self.batches.is_multiple_of(BATCHES_PER_LOOK);
+        let most = if reads_on { TURN } else { 1 };
+        queue.gather(reads_on);
+        let (mut count, mut unrung, mut last) = (0, 0, Filled::Nothing);
+        let mut failed = None;
+        while count < most {
+            last = self.take_one(queue, &mut failed);
+            if last != Filled::Sent {
+                break;
+            }
+            count += 1;
+            unrung += 1;
+            if unrung == FRAMES_PER_BELL {
+                queue.flush();
+                unrung = 0;
+            }
         }
-        0
-    };
-    let mut any = true;
-    for _ in 0..TURN {
-        let mut filled = match *held {
+        queue.gather(false);
+        self.is_full = last == Filled::Full;
+        if reads_on {
+            self.is_deep = count > 1 || self.is_full;
+        }
+        match failed {
+            Some(error) => bail!("the device was removed, or can't be read: {error}"),
+            None => Ok(last == Filled::Sent),
+        }
+    }
+
+    fn take_one(&mut self, queue: &mut Queue, failed: &mut Option<Errno>) -> Filled {
+        let tap = self.tap;
+        let mut ended = |error| {
+            // (The kernel lets nobody read from a device that was removed.)
+            if error != Errno::AGAIN && error != Errno::INTR {
+                *failed = Some(error);
+            }
+            0
+        };
+        let mut filled = match self.held {
             0 => queue.fill(|to, most| {
                 // SAFETY: so many writable bytes of a mapping; another port may write there too, which is its own loss.
                 #[allow(unsafe_code)]
@@ -374,30 +438,23 @@ fn from_kernel(
             _ => Filled::NotAlone,
         };
         if filled == Filled::NotAlone {
-            if *held == 0 {
-                *held = rustix::io::read(tap, &mut *buffer).unwrap_or_else(&mut ended);
+            if self.held == 0 {
+                self.held = rustix::io::read(tap, &mut *self.buffer).unwrap_or_else(&mut ended);
             }
-            filled = match *held {
+            filled = match self.held {
                 0 => Filled::Nothing,
-                len if queue.offer(&buffer[..len]) => Filled::Sent,
+                len if queue.offer(&self.buffer[..len]) => Filled::Sent,
                 _ => Filled::Full,
             };
             if filled == Filled::Sent {
-                *held = 0;
+                self.held = 0;
             }
         }
         // (Where there is no room nothing is read, by which it would be noticed.)
         if filled == Filled::Full && fd::pending(tap.as_raw_fd(), 0) & libc::POLLERR != 0 {
             ended(Errno::BADFD);
         }
-        any = filled == Filled::Sent;
-        if !any {
-            break;
-        }
-    }
-    match failed {
-        Some(error) => bail!("the device was removed, or can't be read: {error}"),
-        None => Ok(any),
+        filled
     }
 }
 

@@ -427,6 +427,10 @@ pub struct Queue {
     holds: Vec<(Arc<Strand>, usize)>,
     /// Somebody waits on the descriptor, it may be.
     is_armed: bool,
+    /// See `heard_outside`.
+    outside: Option<bool>,
+    /// Whom frames are for is woken by `flush`, and not for each of them.
+    gathers: bool,
 }
 
 impl Queue {
@@ -465,11 +469,33 @@ impl Queue {
             held,
             holds,
             is_armed: false,
+            outside: None,
+            gathers: false,
         })
     }
 
     pub fn number(&self) -> usize {
         self.number
+    }
+
+    /// A descriptor that ends `wait` as long as there is something to read. (Who does not read, since there is no room for it, says so by `heed`.)
+    pub(crate) fn watch_level(&self, fd: impl AsFd) -> Result<()> {
+        let data = epoll::EventData::new_u64(OUTSIDE);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// From now on what can be read there ends `wait`, or does not.
+    pub(crate) fn heed(&self, fd: impl AsFd, heeds: bool) -> Result<()> {
+        let data = epoll::EventData::new_u64(OUTSIDE);
+        // KERNEL: a TAP device says nothing urgent, so that does not end a sleep; but who asks for nothing at all is not told of its end, which is
+        // announced as what can be read is (tun_detach_all, ep_poll_callback).
+        let flags = if heeds { epoll::EventFlags::IN } else { epoll::EventFlags::PRI };
+        Ok(epoll::modify(&self.epoll, fd, data, flags)?)
+    }
+
+    /// What was last heard of the descriptor of `watch_level`, since this was asked: is there something to read? `None`: nobody has looked.
+    pub(crate) fn heard_outside(&mut self) -> Option<bool> {
+        self.outside.take()
     }
 
     /// A descriptor that ends `wait` when something new comes there. (Who reads from it does so behind `begin`, until there is nothing more.)
@@ -805,12 +831,26 @@ impl Queue {
         self.cut_wait();
     }
 
-    fn send_reserved(&self, at: usize, place: Reserved, len: usize) {
+    fn send_reserved(&mut self, at: usize, place: Reserved, len: usize) {
+        if self.gathers && self.unrung != Some(at) {
+            self.flush();
+        }
         let Some(lane) = &self.lanes[at] else { return };
-        let rang = lane.strand.commit(place, len);
         add(&lane.traffic.sent, 1);
-        add(&self.counters().rang, u64::from(rang));
+        match self.gathers {
+            true => lane.strand.publish(place, len),
+            false => add(&self.counters().rang, u64::from(lane.strand.commit(place, len))),
+        }
+        self.unrung = self.unrung.or(Some(at).filter(|_| self.gathers));
         self.sent(len);
+    }
+
+    /// From now on who gets frames of `fill` and `offer` is woken, if it sleeps, by `flush`, or what waits or begins: for several at once. Or no more.
+    pub(crate) fn gather(&mut self, gathers: bool) {
+        self.gathers = gathers;
+        if !gathers {
+            self.flush();
+        }
     }
 
     /// (Of a port that has just come this queue's strand may not be there yet: so it is the keeper who counts.)
@@ -957,12 +997,15 @@ impl Queue {
     /// then sleeps.
     pub fn wait(&mut self, watch_us: u64, outside: impl Fn() -> bool) -> Result<()> {
         self.release();
-        let (mut looks, listens) = (0u32, self.full.is_none());
+        let (mut looks, listens, mut is_outside) = (0u32, self.full.is_none(), false);
         let ready = || {
             looks = looks.wrapping_add(1);
-            self.is_ready() || listens && looks.is_multiple_of(LOOKS_PER_CALL) && outside()
+            let is_ready = self.is_ready();
+            is_outside = !is_ready && listens && looks.is_multiple_of(LOOKS_PER_CALL) && outside();
+            is_ready || is_outside
         };
         if spin::watch(watch_us, || None, ready) {
+            self.outside = self.outside.or(is_outside.then_some(true));
             return Ok(());
         }
         if self.wish(true) {
@@ -1003,13 +1046,14 @@ impl Queue {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        self.outside = Some(self.outside == Some(true));
         for event in events {
             match event.data.u64() {
                 ORDERS => {
                     let bell = self.shared.desks[self.number].bell.as_ref().context("a bell")?;
                     let _ = rustix::io::read(bell, &mut [0; 8]);
                 }
-                OUTSIDE => {}
+                OUTSIDE => self.outside = Some(true),
                 TIMER => _ = rustix::io::read(&self.timer, &mut [0; 8]),
                 at => self.rung(at as usize),
             }
@@ -1052,6 +1096,56 @@ impl Drop for Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a receiver that takes each frame at once, and sleeps again.
+    #[test]
+    fn who_gathers_frames_rings_once_for_them() {
+        const FRAMES: usize = 5;
+        let folder = tempfile::tempdir().unwrap();
+        let rules = crate::room::Rules { addresses: crate::Policy::Moving, storm: 0 };
+        Room::create(folder.path(), "net", rules, None).unwrap();
+        let room = Room::open(folder.path(), "net").unwrap();
+        let open = |name: &str| {
+            let options = Options::new(name, Mac::random().unwrap());
+            let (port, mut queues) = Port::open(room.clone(), options, |_| ()).unwrap();
+            (port, queues.remove(0))
+        };
+        let ((first, mut one), (_second, mut other)) = (open("one"), open("other"));
+        let mut message = [0; HEAD_BYTES];
+        message[crate::frame::HEADER_BYTES..][..6].fill(0xff);
+        message[crate::frame::HEADER_BYTES + 6..][..6].copy_from_slice(&first.shared.about.mac.0);
+        let mut rings = |gathers: bool| {
+            let before = first.totals().rang;
+            one.gather(gathers);
+            for nth in 0..FRAMES {
+                while other.arm() {
+                    other.begin();
+                    other.receive(1, |_| Ok(()));
+                }
+                let fill = |one: &mut Queue| {
+                    one.fill(|to, _| {
+                        // SAFETY: it is writable for the longest message's length.
+                        #[allow(unsafe_code)]
+                        unsafe {
+                            to.copy_from_nonoverlapping(message.as_ptr(), message.len());
+                        }
+                        message.len()
+                    })
+                };
+                while fill(&mut one) == Filled::NotAlone {
+                    one.begin();
+                }
+                other.begin();
+                assert!(other.receive(1, |_| Ok(())), "frame {nth} is there at once");
+            }
+            // (The last wish is made anew, so that there is somebody to wake.)
+            let _ = other.arm();
+            one.gather(false);
+            first.totals().rang - before
+        };
+        assert_eq!(rings(false), FRAMES as u64);
+        assert_eq!(rings(true), 1);
+    }
 
     /// A program's threads may be in several.
     #[test]

@@ -117,7 +117,13 @@ impl Strand {
         self.out.control().data_wish().granted_by_sender() != WANT_NOTHING && self.ring()
     }
 
-    /// As `commit`, for several: then `look_after`.
+    /// As `commit`; but a receiver that sleeps is woken by `look_after` only.
+    pub fn publish(&self, place: Reserved, len: usize) {
+        self.train.show(&self.out);
+        self.tx.commit(&self.out, place, len);
+    }
+
+    /// As `publish`, for several, which the receiver may see behind `look_after` only.
     pub fn commit_quietly(&self, place: Reserved, len: usize) {
         let sealed = self.tx.seal(&self.out, place, len);
         // (One by one a receiver that looks has each line taken from it as it is written.)
@@ -215,13 +221,15 @@ impl Strand {
         true
     }
 
-    /// Takes the bells that have come. False: the other port has gone, or does what none does.
+    /// Takes the bells that have come: by one call, where that is safe. (More of them ring again.) False: the other port has gone, or does what none does.
     pub fn take_bells(&self) -> bool {
         let socket = self.socket.as_raw_fd();
+        if !self.looks {
+            return take_messages(socket);
+        }
         let mut bytes = [0; 8];
         for _ in 0..BELLS_AT_ONCE {
-            if self.looks && meet::look_at(socket, &mut bytes).is_ok_and(|seen| seen.fds.truncated)
-            {
+            if meet::look_at(socket, &mut bytes).is_ok_and(|seen| seen.fds.truncated) {
                 return false;
             }
             match rustix::io::read(&*self.socket, &mut bytes) {
@@ -238,6 +246,33 @@ impl Strand {
         fd::pending(self.socket.as_raw_fd(), libc::POLLRDHUP)
             & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR)
             != 0
+    }
+}
+
+/// What has come, up to so many messages, by one call. False: its other end has gone, or sent an empty one.
+fn take_messages(socket: i32) -> bool {
+    let mut bytes = [0u8; 8];
+    let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: zeros are messages without a place for anything. Each gets the same few bytes, which nobody reads.
+    #[allow(unsafe_code)]
+    let mut messages: [libc::mmsghdr; BELLS_AT_ONCE] = unsafe { std::mem::zeroed() };
+    for message in &mut messages {
+        (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (&raw mut piece, 1);
+    }
+    let most = BELLS_AT_ONCE as libc::c_uint;
+    // SAFETY: so many messages, whose one piece is valid for its length until the call returns.
+    #[allow(unsafe_code)]
+    let took = unsafe {
+        let no_wait = std::ptr::null_mut();
+        libc::recvmmsg(socket, messages.as_mut_ptr(), most, libc::MSG_DONTWAIT as _, no_wait)
+    };
+    match usize::try_from(took) {
+        // KERNEL: behind the end a message of no bytes comes as often as one is asked for.
+        Ok(took) => messages[..took].iter().all(|message| message.msg_len > 0),
+        Err(_) => {
+            let error = std::io::Error::last_os_error().raw_os_error();
+            matches!(error, Some(libc::EAGAIN | libc::EINTR))
+        }
     }
 }
 
@@ -275,6 +310,28 @@ mod tests {
             };
             let (_made, memory) = Strand::make(socket(), ring_bytes).unwrap();
             assert_eq!(Strand::join(socket(), &memory, ring_bytes).is_ok(), fits, "{ring_bytes}");
+        }
+    }
+
+    /// However many there are, each is taken, and then the end is noticed.
+    #[test]
+    fn bells_are_taken_and_the_end_is_noticed() {
+        for count in [0, 1, 3, BELLS_AT_ONCE] {
+            let [one, other] = meet::pair().unwrap();
+            // SAFETY: made just now, ours alone.
+            #[allow(unsafe_code)]
+            let other = unsafe { OwnedFd::from_raw_fd(other) };
+            // SAFETY: as above.
+            #[allow(unsafe_code)]
+            let socket = Guarded::new(unsafe { OwnedFd::from_raw_fd(one) });
+            let (strand, _memory) = Strand::make(socket, RING_BYTES).unwrap();
+            let rung = (0..count).filter(|_| meet::send(other.as_raw_fd(), &[0], &[]).is_ok());
+            assert!(rung.count() > 0 || count == 0);
+            assert!(strand.take_bells());
+            assert_eq!(fd::pending(strand.socket.as_raw_fd(), libc::POLLIN), 0, "{count}");
+            meet::send(other.as_raw_fd(), &[0], &[]).unwrap();
+            drop(other);
+            assert!(!strand.take_bells());
         }
     }
 }

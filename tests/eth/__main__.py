@@ -429,6 +429,67 @@ def sleeps(ground):
     one.ping(other.ip)
 
 
+# Frames by bunches, of each of which all are to come before the next is sent: what no wake-up was for would be waited for without end.
+BUNCHES = """
+import socket, sys
+speaker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+speaker.settimeout(60)
+speaker.connect((sys.argv[1], 7007))
+for turn in range(int(sys.argv[2])):
+    count = 1 if turn % 40 < 20 else turn % 7 + 1
+    for nth in range(count):
+        speaker.send(b"%d %d" % (nth, count))
+    assert speaker.recv(100) == b"%d" % count
+"""
+ANSWERS = """
+import socket
+listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+listener.bind(("0.0.0.0", 7007))
+print("listens", flush=True)
+while True:
+    data, whose = listener.recvfrom(100)
+    nth, count = data.split()
+    if int(nth) + 1 == int(count):
+        listener.sendto(count, whose)
+"""
+
+
+def bunches(one, other, count):
+    listener = other.start(sys.executable, "-c", ANSWERS)
+    require(listener.line(LIMIT_SECONDS) == "listens", listener.tail())
+    speaker = one.start(sys.executable, "-c", BUNCHES, other.ip, count)
+    require(speaker.wait(2 * LIMIT_SECONDS) == 0, speaker.tail())
+    listener.kill()
+
+
+@scene
+def wakes(ground):
+    """Frames one by one and by bunches, with the longest watch and none: each is seen, whoever sleeps."""
+    for watch in ("0", "200"):
+        one, other = ground.hosts(2, options=["--watch", watch])
+        bunches(one, other, 4000)
+        bunches(other, one, 400)
+
+
+@scene
+def spares(ground):
+    """A device is not read once more behind each frame, to find nothing: not behind one that came alone, and not by whom something else woke."""
+    if shutil.which("strace") is None:
+        raise Skipped("not installed: strace")
+    network = ground.network()
+    one = Host(ground, ground.namespace(), network, 1, ("--watch", "0"))
+    log = pathlib.Path(ground.directory) / "calls"
+    one.before = ["strace", "-f", "-o", log, "-e", "trace=read"]
+    one.up()
+    other = ground.host(network, 2)
+    one.await_carrier(True)
+    before = one.state()["totals"]["sent"], log.read_text().count("EAGAIN")
+    one.run("ping", "-n", "-q", "-c", "200", "-i", "0.005", other.ip)
+    sent = one.state()["totals"]["sent"] - before[0]
+    vain = log.read_text().count("EAGAIN") - before[1]
+    require(sent >= 200 and vain < sent / 4, f"{vain} reads in vain for {sent} frames")
+
+
 @scene
 def unit(ground):
     """The unit is one, and a device does with the rights that it leaves; it is ready when it says so."""
