@@ -183,10 +183,10 @@ ATTEMPTS = 1000000
 attempts: build
 	python3 tests/node/attempts.py --attempts $(ATTEMPTS) --ringlet $(TARGET)/release/ringlet
 
-# Our end of shared memory, the node service, and ports, against whatever a peer may write and a guest may say; needs a nightly compiler and cargo-fuzz.
+# Our end of shared memory, the node service, ports, and disks by NBD, against whatever a peer may write, and a guest or a client may say; needs a nightly compiler and cargo-fuzz.
 FUZZ = 600
 fuzz:
-	for target in ring_peer message_peer node_guests node_policy eth_frames vhost_guest; do \
+	for target in ring_peer message_peer node_guests node_policy eth_frames vhost_guest nbd_client; do \
 		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ) -max_len=4096 || exit 1; \
 	done
 
