@@ -37,6 +37,8 @@ pub trait Serve {
     fn disarm(&mut self);
     /// It is to be passed over again after a while, though nothing tells of it.
     fn is_owed(&self) -> bool;
+    /// That while is over: what waited for something with which it would go waits no more.
+    fn overdue(&mut self) {}
     /// Does a pass that finds nothing make system calls? It is armed at once then.
     fn is_dear(&self) -> bool {
         false
@@ -57,6 +59,9 @@ impl<S: Serve + ?Sized> Serve for Box<S> {
     }
     fn is_owed(&self) -> bool {
         (**self).is_owed()
+    }
+    fn overdue(&mut self) {
+        (**self).overdue();
     }
     fn is_dear(&self) -> bool {
         (**self).is_dear()
@@ -91,6 +96,9 @@ impl<B: Wakes> Serve for Both<B> {
     fn is_owed(&self) -> bool {
         self.link.is_owed()
     }
+    fn overdue(&mut self) {
+        self.link.overdue();
+    }
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
         tell(self.bells.eventfd());
     }
@@ -104,6 +112,8 @@ struct Served<S> {
     idle: u32,
     /// It is armed.
     sleeps: bool,
+    /// There was something to do behind its last arming.
+    finds: bool,
     look_again: Option<(Instant, Duration)>,
 }
 
@@ -175,7 +185,7 @@ impl<S: Serve> Server<S> {
             self.forget(&it);
             return Err(error);
         }
-        let served = Served { it, idle: 0, sleeps: false, look_again: None };
+        let served = Served { it, idle: 0, sleeps: false, finds: false, look_again: None };
         match self.all.get_mut(at) {
             Some(place) => *place = Some(served),
             None => self.all.push(Some(served)),
@@ -187,7 +197,10 @@ impl<S: Serve> Server<S> {
     /// Serves it no more.
     pub fn leave(&mut self, at: usize) -> Option<S> {
         self.busy.retain(|busy| *busy != at);
-        let served = self.all.get_mut(at)?.take()?;
+        let mut served = self.all.get_mut(at)?.take()?;
+        if served.sleeps {
+            served.it.disarm();
+        }
         self.dozing.retain(|(_, dozing)| *dozing != at);
         self.forget(&served.it);
         Some(served.it)
@@ -245,12 +258,10 @@ impl<S: Serve> Server<S> {
                 }
             }
         }
-        if quiet && !self.busy.is_empty() && over.is_empty() && !self.spin(over) {
-            self.sleep();
-            if !self.busy.is_empty() {
-                // These can't be armed yet, which may be for others to change.
-                std::thread::yield_now();
-            }
+        let quiet = quiet && !self.busy.is_empty() && over.is_empty() && ready.is_empty();
+        if quiet && !self.spin(over) && !self.sleep() && !self.busy.is_empty() {
+            // These can't be armed yet, which may be for others to change.
+            std::thread::yield_now();
         }
         Ok(())
     }
@@ -263,29 +274,34 @@ impl<S: Serve> Server<S> {
         }
         // (What was passed on may be answered.)
         spin::sent();
+        let rings = |it: &Self| fd::pending(it.epoll.as_raw_fd(), libc::POLLIN) != 0;
         for _ in 0..YIELDS {
             std::thread::yield_now();
-            if !self.pass(over) || !over.is_empty() {
+            if !self.pass(over) || !over.is_empty() || rings(self) {
                 return true;
             }
         }
-        let (links, mut looks) = (self.busy.len(), 0);
+        let (links, mut passed) = (self.busy.len(), 0);
         let ready = || {
-            looks += 1;
-            let rings = looks % PASSES == 0
-                && fd::pending(self.epoll.as_raw_fd(), libc::POLLIN) & libc::POLLIN != 0;
-            rings || !self.pass(over) || !over.is_empty()
+            passed += links;
+            let asks = passed >= PASSES as usize;
+            passed = if asks { 0 } else { passed };
+            asks && rings(self) || !self.pass(over) || !over.is_empty()
         };
         spin::watch_many(WATCH_US, links, || None, ready)
     }
 
-    /// All that can be are armed.
-    fn sleep(&mut self) {
+    /// All that can be are armed. True if there was something to do then.
+    fn sleep(&mut self) -> bool {
         let Server { all, busy, dozing, roused, .. } = self;
+        let mut found = false;
         busy.retain(|at| {
-            all[*at].as_mut().is_some_and(|served| !served.dozes(*at, roused, dozing))
+            let Some(served) = &mut all[*at] else { return false };
+            let sleeps = served.dozes(*at, roused, dozing);
+            found |= served.finds;
+            !sleeps
         });
-        self.wake_roused();
+        found | self.wake_roused()
     }
 
     fn patience(&self, now: Instant, most: Option<Duration>) -> Option<Duration> {
@@ -327,6 +343,9 @@ impl<S: Serve> Server<S> {
         {
             self.dozing.pop_first();
             self.wake(at, IDLE_PASSES);
+            if let Some(served) = self.all.get_mut(at).and_then(Option::as_mut) {
+                served.it.overdue();
+            }
         }
     }
 
@@ -365,7 +384,11 @@ impl<S: Serve> Server<S> {
                     served.idle += 1;
                     true
                 }
-                Progress::Idle => !served.dozes(*at, roused, dozing),
+                Progress::Idle => {
+                    let sleeps = served.dozes(*at, roused, dozing);
+                    quiet &= !served.finds;
+                    !sleeps
+                }
                 ended => {
                     over.push((*at, ended));
                     false
@@ -391,7 +414,7 @@ pub fn watch_the_crowd() {
     LOAD.get_or_init(|| sys::open_load().ok());
     sys::processors();
     let load = || *LOAD.get().unwrap_or(&None);
-    spin::start(spin::Outside { load, tell: |_, _, _| {}, for_latency: true });
+    spin::start(spin::Outside { load, tell: |_, _, _| {}, for_latency: false });
 }
 
 impl<S: Serve> Served<S> {
@@ -411,7 +434,9 @@ impl<S: Serve> Served<S> {
 
     /// It rings from now on. False if there was something to do.
     fn sleep(&mut self, rouse: &mut Vec<usize>) -> bool {
-        if !self.it.arm() || self.it.pass(rouse) != Progress::Idle {
+        let armed = self.it.arm();
+        self.finds = armed && self.it.pass(rouse) != Progress::Idle;
+        if !armed || self.finds {
             self.idle = 0;
             return false;
         }

@@ -251,21 +251,26 @@ impl Half {
     /// Our program rings when there is something to deliver. To be passed over once more afterwards.
     pub fn arm(&mut self) {
         self.outgoing.control().data_wish().want(WANT_EVENT);
-        if self.receiving.course.is_owed() {
+        // (A receiver rings for that also each time that it finds nothing more.)
+        if self.receiving.course.fills(&self.incoming) {
             self.incoming.control().room_wish().want(WANT_EVENT);
         }
     }
 
+    /// What was consumed, and is not told yet, waited for more for long enough.
+    pub fn overdue(&mut self) {
+        self.receiving.credit_waits = CREDIT_PASSES;
+    }
+
     /// It is passed over again anyway.
     pub fn disarm(&mut self) {
-        self.receiving.credit_waits = CREDIT_PASSES;
         self.outgoing.control().data_wish().withdraw();
         self.incoming.control().room_wish().withdraw();
     }
 
-    /// Is something unread here, of which its reader does not ring for each record, or has something been read that is not told yet?
+    /// Is there something of which its reader does not ring: that it has read a record, which is not told yet, or has left off taking doorbells?
     pub fn is_owed(&self) -> bool {
-        self.receiving.course.is_owed() || self.receiving.credit.is_some()
+        self.receiving.course.is_owed() || self.receiving.credit.is_some() || self.is_held_up()
     }
 
     fn read_line(&mut self) -> bool {

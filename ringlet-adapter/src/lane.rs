@@ -189,6 +189,10 @@ impl<R: WakesOne> Serve for Lane<R> {
         self.half.is_owed()
     }
 
+    fn overdue(&mut self) {
+        self.half.overdue();
+    }
+
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
         tell(self.rings.eventfd());
     }

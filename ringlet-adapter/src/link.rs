@@ -156,6 +156,10 @@ impl Link {
         self.halves.iter_mut().for_each(Half::arm);
     }
 
+    pub fn overdue(&mut self) {
+        self.halves.iter_mut().for_each(Half::overdue);
+    }
+
     /// It is passed over again anyway.
     pub fn disarm(&mut self) {
         self.halves.iter_mut().for_each(Half::disarm);

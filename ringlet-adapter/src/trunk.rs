@@ -57,8 +57,6 @@ pub(crate) struct State {
     pub at: Option<usize>,
     /// The rails are armed. To poll them would disarm them.
     sleeps: bool,
-    /// It sleeps, and has acknowledgements to send.
-    owing: bool,
 }
 
 /// This node's transports, which its lanes share.
@@ -76,7 +74,6 @@ impl Trunk {
             failing: Vec::new(),
             at: None,
             sleeps: false,
-            owing: false,
         })))
     }
 
@@ -208,8 +205,8 @@ impl Serve for Trunk {
         if state.sleeps {
             return Progress::Idle;
         }
-        let State { node, inboxes, memories, events, owing, .. } = state;
-        let mut tell = |number: Number, told: Told<'_>| match told {
+        let State { node, inboxes, memories, events, .. } = state;
+        let progress = node.poll(&mut |number, told| match told {
             Told::Frame(frame) => {
                 let Some((lane, frame)) = frame.split_first_chunk() else { return };
                 // (Of one that has ended here, something may still be under way.)
@@ -228,13 +225,7 @@ impl Serve for Trunk {
             Told::Up => events.push((number, Event::Up)),
             Told::Down => events.push((number, Event::Down)),
             Told::Ended(error) => events.push((number, Event::Ended(error))),
-        };
-        let mut progress = node.poll(&mut tell);
-        if std::mem::take(owing) && progress == ringlet_fabric::Progress::Idle {
-            // That was slept through, and nothing was sent with which it would have gone.
-            node.acknowledge();
-            progress = node.poll(&mut tell);
-        }
+        });
         match progress {
             ringlet_fabric::Progress::Busy => {
                 state.give_room(rouse);
@@ -247,7 +238,6 @@ impl Serve for Trunk {
     fn arm(&mut self) -> bool {
         let state = &mut *self.state();
         state.sleeps = state.node.may_doze();
-        state.owing = state.sleeps && state.node.owes();
         state.sleeps
     }
 
@@ -257,7 +247,11 @@ impl Serve for Trunk {
 
     /// Acknowledgements wait for something that carries them, but not for long.
     fn is_owed(&self) -> bool {
-        self.state().owing
+        self.state().node.owes()
+    }
+
+    fn overdue(&mut self) {
+        self.state().node.acknowledge();
     }
 
     fn is_dear(&self) -> bool {

@@ -162,6 +162,12 @@ impl Course {
         self.next
     }
 
+    /// May a sender that wants more wait for room before long? (With less than this unread none does.)
+    pub fn fills<M: RingMemory>(&self, memory: &M) -> bool {
+        self.next - self.credit_slots > memory.slot_count() as u64 / 2
+            || self.data - self.credit_data > memory.ring_bytes() as u64 / 2
+    }
+
     /// Is something on its way, or unread?
     pub fn is_owed(&self) -> bool {
         self.next != self.credit_slots

@@ -183,9 +183,9 @@ impl Node {
         self.rails.iter().map(|rail| rail.fd())
     }
 
-    /// Does a poll that finds nothing make system calls?
+    /// Does a poll that finds nothing make system calls, by whichever rail? (Of several, those that tell nothing are polled rarely.)
     pub fn is_dear(&self) -> bool {
-        self.rails.iter().any(|rail| rail.is_dear())
+        !self.rails.is_empty() && self.rails.iter().all(|rail| rail.is_dear())
     }
 
     /// False: there is something to be polled first.

@@ -138,6 +138,8 @@ pub struct Transport {
     controls: VecDeque<Control>,
     /// Messages and notices that are not acknowledged.
     owed: usize,
+    /// What was last acknowledged: the messages, and the writes.
+    acknowledged: [u32; 2],
     /// Looks since the last one came.
     quiet: u32,
     /// Something was given that was not yet tried to be sent.
@@ -167,6 +169,7 @@ impl Transport {
             closing: Vec::new(),
             controls: [Control::Hello { number, key, rails }].into(),
             owed: 0,
+            acknowledged: [0; 2],
             quiet: 0,
             given: false,
             was_up: false,
@@ -327,6 +330,7 @@ impl Transport {
                 })
             }
         };
+        self.given |= self.lags();
         self.end_unless(result);
     }
 
@@ -349,6 +353,7 @@ impl Transport {
             let Transport { inbox, arrived, .. } = self;
             result = inbox.advance(arrived, &mut |frame: &[u8]| tell(Told::Frame(frame)));
         }
+        self.given |= self.lags();
         self.end_unless(result);
     }
 
@@ -649,11 +654,11 @@ impl Transport {
             self.send_writes(rails);
             self.send_messages(rails);
             self.quiet = self.quiet.saturating_add(1);
-            if self.owed > OWED_MOST || self.owed > 0 && self.quiet > OWED_LOOKS {
+            if self.owed > OWED_MOST || self.lags() || self.owed > 0 && self.quiet > OWED_LOOKS {
                 let up = (0..self.ways.len()).find(|rail| self.is_up(*rail));
                 // With no rail up it is not needed: whatever is not acknowledged then comes again, or was told by `Control::Left`.
                 if up.is_none_or(|rail| self.send(rails, rail, Kind::Acknowledgement)) {
-                    self.owed = 0;
+                    self.has_acknowledged();
                 }
             }
             self.let_go(rails, tell);
@@ -673,6 +678,19 @@ impl Transport {
             tell(Told::Ended(error));
         }
         busy
+    }
+
+    fn has_acknowledged(&mut self) {
+        self.owed = 0;
+        self.acknowledged = [self.inbox.next(), self.arrived.next()];
+    }
+
+    /// Could so much be acknowledged by now that the other end's window may be full? What came out of order is so at once.
+    fn lags(&self) -> bool {
+        let [messages, writes] = self.acknowledged;
+        let (messages, writes) =
+            (self.inbox.next().wrapping_sub(messages), self.arrived.next().wrapping_sub(writes));
+        messages.max(writes) as usize > OWED_MOST
     }
 
     fn header(&self, rail: usize, kind: Kind, sequence: u32) -> Option<Header> {
@@ -724,7 +742,7 @@ impl Transport {
             match rails[rail].send(peer, &message.bytes, token) {
                 Ok(()) => {
                     message.go(rail);
-                    self.owed = 0;
+                    self.has_acknowledged();
                 }
                 Err(Refused::Full) => rail += 1,
                 Err(Refused::Failed(_)) => self.give_up(rails, rail),

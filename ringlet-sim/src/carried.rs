@@ -379,8 +379,17 @@ impl Cluster {
             Event::Program(connection, end) => self.program(connection, end),
             Event::Sweep(node) => self.sweep(node),
             Event::Look(node, at, given) => {
-                let lane = self.hosts[node].lanes.get(at - 1).and_then(Option::as_ref);
-                if lane.is_some_and(|served| served.given == given) {
+                let host = &mut self.hosts[node];
+                let due: Option<&mut dyn Serve> = match at.checked_sub(1) {
+                    None => Some(&mut host.trunk),
+                    Some(place) => {
+                        let lane = host.lanes.get_mut(place).and_then(Option::as_mut);
+                        let lane = lane.filter(|served| served.given == given);
+                        lane.map(|served| &mut served.lane as &mut dyn Serve)
+                    }
+                };
+                if let Some(served) = due {
+                    served.overdue();
                     self.rouse(node, at);
                 }
             }
@@ -467,7 +476,11 @@ impl Cluster {
     }
 
     fn look_again(&mut self, node: usize, at: usize) {
-        let Some(served) = self.hosts[node].lanes[at - 1].as_mut() else { return };
+        let Some(place) = at.checked_sub(1) else {
+            // (The trunk, which owes an acknowledgement, is told so each time.)
+            return self.at(self.now + from_us(LOOK_AGAIN_US), Event::Look(node, 0, 0));
+        };
+        let Some(served) = self.hosts[node].lanes[place].as_mut() else { return };
         let after = served.looked.map_or(from_us(LOOK_AGAIN_US), |last| 2 * last);
         let after = after.min(from_us(LOOK_AGAIN_MOST_US));
         served.looked = Some(after);

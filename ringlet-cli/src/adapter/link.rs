@@ -95,6 +95,12 @@ impl Serve for Served {
     fn is_owed(&self) -> bool {
         self.it().is_owed()
     }
+    fn overdue(&mut self) {
+        self.it_mut().overdue();
+    }
+    fn is_dear(&self) -> bool {
+        self.it().is_dear()
+    }
     fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
         self.it().descriptors(tell);
     }

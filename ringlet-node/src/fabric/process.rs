@@ -103,6 +103,9 @@ impl Serve for Served {
     fn is_owed(&self) -> bool {
         self.it().is_owed()
     }
+    fn overdue(&mut self) {
+        self.it_mut().overdue();
+    }
     fn is_dear(&self) -> bool {
         self.it().is_dear()
     }

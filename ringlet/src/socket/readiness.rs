@@ -261,7 +261,7 @@ fn poll_entered(
             let _ = ask_all(fds, held, scratch, None, &watcher, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
-        if found > 0 && !(others && !pin::is_closed_in()) {
+        if found > 0 && (!others || pin::is_closed_in()) {
             return Ok(found);
         }
         if found > 0 {
