@@ -437,7 +437,7 @@ impl<S: Serve> Served<S> {
         let armed = self.it.arm();
         self.finds = armed && self.it.pass(rouse) != Progress::Idle;
         if !armed || self.finds {
-            self.idle = 0;
+            (self.idle, self.look_again) = (0, if self.finds { None } else { self.look_again });
             return false;
         }
         self.sleeps = true;

@@ -15,7 +15,7 @@ use crate::control::{Control, Granted};
 use crate::error::Error;
 use crate::frames::{Inbox, Outbox};
 use crate::rail::{Grant, Peer, Rail, Refused, Region};
-use crate::wire::{FRAME_BYTES, HEADER_BYTES, Header, Kind, NUMBERS, Notice, Token, WINDOW};
+use crate::wire::{FIRST, FRAME_BYTES, HEADER_BYTES, Header, Kind, NUMBERS, Notice, Token, WINDOW};
 use crate::writes::{Arrived, Memory, State, Write, Writes};
 
 /// Memory that one node registers for one other.
@@ -169,7 +169,7 @@ impl Transport {
             closing: Vec::new(),
             controls: [Control::Hello { number, key, rails }].into(),
             owed: 0,
-            acknowledged: [0; 2],
+            acknowledged: [FIRST; 2],
             quiet: 0,
             given: false,
             was_up: false,

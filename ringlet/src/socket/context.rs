@@ -509,12 +509,12 @@ pub fn watch(context: u32, socket: &Socket) -> bool {
             let _ = ctl(libc::EPOLL_CTL_DEL);
             return Err(sys::Errno::EBADF);
         }
+        // (Behind it: who jumps out in between asks again. And in hand: who closes the set for the context's next owner waits for that, and forgets it.)
+        if added.is_ok() {
+            socket.watched.set(context);
+        }
         added
     });
-    // (Behind it: who jumps out in between asks again. What a handler takes of it meanwhile is noted all the same.)
-    if added.is_ok() {
-        socket.watched.set(context);
-    }
     added.is_ok()
 }
 

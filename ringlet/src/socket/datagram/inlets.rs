@@ -23,7 +23,7 @@ const LANES_MAX_COUNT: u32 = 1024;
 /// Lanes that a receiver looks at; the others are turned to the kernel until something comes from there. So the price of a look does
 /// not grow with idle senders.
 const HOT_COUNT: usize = 32;
-const BUCKET_COUNT: usize = 256;
+const BUCKET_COUNT: usize = 32;
 /// After so many messages it is looked at what lanes are worth (`Mailbox::count`).
 const COOL_EVERY: u64 = 1024;
 /// A lane that brought nothing while so many messages came otherwise is looked at no more.
@@ -57,6 +57,7 @@ pub fn begin(socket: &Socket) -> bool {
 }
 
 /// What comes in to one socket. One per `End`.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Mailbox {
     /// Its lanes; 0 when there is none.
@@ -480,12 +481,12 @@ impl Mailbox {
         let Some(index) = hot.max_by_key(|&index| self.idle(all.get(index))) else { return false };
         if let Some(lane) = all.lane(self, index) {
             let path = &words(&lane).receiver.path;
+            // (As somebody who sleeps may have it, in whichever way: `turn_to_kernel`.)
+            let before = path.load(Ordering::Relaxed);
             switch::turn(path, switch::KERNEL);
             let quiet = until_quiet(&lane);
             if !quiet || all.get(index).rx.ready(&lane) {
-                if !self.asleep.is() {
-                    switch::turn(path, switch::RING);
-                }
+                switch::turn(path, before);
                 return false;
             }
         }

@@ -269,15 +269,10 @@ fn set_of_known(epfd: i32) -> Option<u32> {
 /// A wait begins in the set that a descriptor names, if we know it. It may be closed beside us, and its entry be another set's: so the number is looked
 /// up again behind the look at whose life it is.
 pub fn visit(epfd: i32) -> Option<Visit> {
-    let mut visit = Visit::of(set_of_known(epfd)?);
-    for _ in 0..VISIT_LOOKS {
-        let now = set_of_known(epfd)?;
-        if now == visit.index() {
-            break;
-        }
-        visit = Visit::of(now);
-    }
-    Some(visit)
+    (0..VISIT_LOOKS).find_map(|_| {
+        let visit = Visit::of(set_of_known(epfd)?);
+        (set_of_known(epfd) == Some(visit.index())).then_some(visit)
+    })
 }
 
 /// Each of them is another thread's close and making of a set in between.
