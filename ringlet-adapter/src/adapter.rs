@@ -14,7 +14,16 @@ use std::time::{Duration, Instant};
 const IDLE_PASSES: u32 = 2000;
 /// Where none has, they are passed over for so long at most; how long pays is known of the waits lately, and who else wants the processor goes first.
 const WATCH_US: u64 = 500;
-const YIELDS: u32 = 4;
+/// Before that the processor is offered to others, for so long at most, less where looks make system calls: those that are served may need it, and a
+/// yield costs less than a sleep and its wake-up.
+const OFFER: Duration = Duration::from_micros(150);
+const OFFER_DEAR: Duration = Duration::from_micros(60);
+/// A yield that took longer lost a slice to somebody else, who goes on wanting it; a sleeper is let in before him. What the yields that found something
+/// have saved pays for it, each a sleep and its wake-up; where it does not, nothing is offered for a multiple of the rest.
+const LOST: Duration = Duration::from_micros(80);
+const SAVED: Duration = Duration::from_micros(10);
+const SAVED_MOST: Duration = Duration::from_millis(8);
+const LOST_TIMES: u32 = 50;
 /// Passes over the busy links between two looks at descriptors, where links that sleep ring; and for how long others may be made to wait so.
 const PASSES: u32 = 64;
 const PASSES_MOST: Duration = Duration::from_micros(200);
@@ -126,6 +135,10 @@ pub struct Server<S> {
     /// Those that are, and are to be looked at again without a ring.
     dozing: BTreeSet<(Instant, usize)>,
     roused: Vec<usize>,
+    /// Something, since the last watch.
+    passed_on: bool,
+    offers_from: Instant,
+    saved: Duration,
 }
 
 impl<B: Wakes> Server<Both<B>> {
@@ -167,6 +180,9 @@ impl<S: Serve> Server<S> {
             busy: Vec::new(),
             dozing: BTreeSet::new(),
             roused: Vec::new(),
+            passed_on: false,
+            offers_from: Instant::now(),
+            saved: Duration::ZERO,
         })
     }
 
@@ -269,26 +285,52 @@ impl<S: Serve> Server<S> {
     /// Nobody has anything to do: passes over the busy links, as long as that pays. False if that was in vain, or does not.
     fn spin(&mut self, over: &mut Vec<(usize, Progress)>) -> bool {
         let dear = |at: &usize| self.all[*at].as_ref().is_some_and(|served| served.it.is_dear());
-        if self.busy.iter().any(dear) {
-            return false;
+        let dear = self.busy.iter().any(dear);
+        if std::mem::take(&mut self.passed_on) {
+            // It may be answered.
+            spin::sent();
         }
-        // (What was passed on may be answered.)
-        spin::sent();
-        let rings = |it: &Self| fd::pending(it.epoll.as_raw_fd(), libc::POLLIN) != 0;
-        for _ in 0..YIELDS {
-            std::thread::yield_now();
-            if !self.pass(over) || !over.is_empty() || rings(self) {
-                return true;
-            }
+        if self.offer(if dear { OFFER_DEAR } else { OFFER }, over) {
+            return true;
+        }
+        if dear {
+            return false;
         }
         let (links, mut passed) = (self.busy.len(), 0);
         let ready = || {
             passed += links;
             let asks = passed >= PASSES as usize;
             passed = if asks { 0 } else { passed };
-            asks && rings(self) || !self.pass(over) || !over.is_empty()
+            asks && self.rings() || !self.pass(over) || !over.is_empty()
         };
         spin::watch_many(WATCH_US, links, || None, ready)
+    }
+
+    /// Offers the processor, and passes over the busy links in between.
+    fn offer(&mut self, most: Duration, over: &mut Vec<(usize, Progress)>) -> bool {
+        let began = Instant::now();
+        let mut now = began;
+        while now >= self.offers_from && now - began < most {
+            std::thread::yield_now();
+            let found = !self.pass(over) || !over.is_empty() || self.rings();
+            let before = std::mem::replace(&mut now, Instant::now());
+            let took = now - before;
+            if took > LOST {
+                let unpaid = took.saturating_sub(self.saved);
+                self.saved = self.saved.saturating_sub(took);
+                self.offers_from = now + LOST_TIMES * unpaid;
+            }
+            if found {
+                self.saved = SAVED_MOST.min(self.saved + SAVED);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Is a descriptor readable?
+    fn rings(&self) -> bool {
+        fd::pending(self.epoll.as_raw_fd(), libc::POLLIN) != 0
     }
 
     /// All that can be are armed. True if there was something to do then.
@@ -370,14 +412,14 @@ impl<S: Serve> Server<S> {
 
     /// True if none of them had anything to do.
     fn pass(&mut self, over: &mut Vec<(usize, Progress)>) -> bool {
-        let Server { all, busy, dozing, roused, .. } = self;
+        let Server { all, busy, dozing, roused, passed_on, .. } = self;
         let mut quiet = true;
         busy.retain(|at| {
             let Some(served) = &mut all[*at] else { return false };
             match served.it.pass(roused) {
                 Progress::Busy => {
                     (served.idle, served.look_again) = (0, None);
-                    quiet = false;
+                    (quiet, *passed_on) = (false, true);
                     true
                 }
                 Progress::Idle if served.idle < IDLE_PASSES => {
@@ -413,6 +455,7 @@ pub fn watch_the_crowd() {
     static LOAD: OnceLock<Option<i32>> = OnceLock::new();
     LOAD.get_or_init(|| sys::open_load().ok());
     sys::processors();
+    sys::has_quota();
     let load = || *LOAD.get().unwrap_or(&None);
     spin::start(spin::Outside { load, tell: |_, _, _| {}, for_latency: false });
 }

@@ -255,6 +255,8 @@ const ANYHOW: &[c_long] = &[
     libc::SYS_futex,
     libc::SYS_geteuid,
     libc::SYS_getpid,
+    // Who is nice watches no memory.
+    libc::SYS_getpriority,
     libc::SYS_getrandom,
     libc::SYS_gettid,
     libc::SYS_madvise,
@@ -265,6 +267,7 @@ const ANYHOW: &[c_long] = &[
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_getaffinity,
+    libc::SYS_sched_getscheduler,
     libc::SYS_sched_yield,
     libc::SYS_set_robust_list,
     libc::SYS_sigaltstack,

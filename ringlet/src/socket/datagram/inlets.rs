@@ -69,8 +69,9 @@ pub struct Mailbox {
     last: P32,
     /// Lanes by the address of their sender.
     buckets: [P32; BUCKET_COUNT],
-    /// The hot lanes are turned to the kernel, because somebody sleeps.
+    /// The hot lanes are turned to the kernel, because somebody sleeps; and in spite of what is in them (`KERNEL_AT_ONCE`).
     asleep: P32,
+    at_once: P32,
     /// Which way brings what the program was shown last and has not taken: it has looked at it, or asked how long it is.
     pub shown: P32,
     /// When the kernel was last looked at (ticks).
@@ -446,7 +447,7 @@ impl Mailbox {
         self.retired.add(published(all, self, index).wrapping_neg());
         if sleepers {
             self.turn_all(all, switch::KERNEL);
-        } else if !self.asleep.is() {
+        } else if !self.is_asleep() {
             switch::turn(&words(&lane).receiver.path, switch::RING);
         }
         true
@@ -481,12 +482,10 @@ impl Mailbox {
         let Some(index) = hot.max_by_key(|&index| self.idle(all.get(index))) else { return false };
         if let Some(lane) = all.lane(self, index) {
             let path = &words(&lane).receiver.path;
-            // (As somebody who sleeps may have it, in whichever way: `turn_to_kernel`.)
-            let before = path.load(Ordering::Relaxed);
             switch::turn(path, switch::KERNEL);
             let quiet = until_quiet(&lane);
             if !quiet || all.get(index).rx.ready(&lane) {
-                switch::turn(path, before);
+                switch::turn(path, self.turned());
                 return false;
             }
         }
@@ -528,6 +527,7 @@ impl Mailbox {
         }
         let ready = self.ready(all);
         if ready && at_once {
+            self.at_once.set(1);
             for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
                 if let Some(lane) = all.lane(self, index) {
                     switch::turn(&words(&lane).receiver.path, switch::KERNEL_AT_ONCE);
@@ -544,11 +544,11 @@ impl Mailbox {
 
     /// False: they were turned that way.
     fn turn_all(&self, all: &Inlets, to: u32) -> bool {
-        let asleep = u32::from(to != switch::RING);
-        if self.asleep.get() == asleep {
+        if self.is_asleep() == (to != switch::RING) {
             return false;
         }
-        self.asleep.set(asleep);
+        self.asleep.set(u32::from(to != switch::RING));
+        self.at_once.set(0);
         for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
             if let Some(lane) = all.lane(self, index) {
                 switch::turn(&words(&lane).receiver.path, to);
@@ -559,6 +559,15 @@ impl Mailbox {
 
     pub fn is_asleep(&self) -> bool {
         self.asleep.is()
+    }
+
+    /// Where the hot lanes are turned, as this process knows: the words themselves are in the senders' memory too.
+    fn turned(&self) -> u32 {
+        match (self.asleep.is(), self.at_once.is()) {
+            (false, _) => switch::RING,
+            (true, false) => switch::KERNEL,
+            (true, true) => switch::KERNEL_AT_ONCE,
+        }
     }
 
     /// No more comes by this lane than what is in it.

@@ -191,12 +191,11 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         mailbox.ask_kernel_soon(sys::ticks());
         let found = source.and_then(|source| mailbox.find(all, &source));
         mailbox.shown.set(if kept { inlets::KERNEL } else { inlets::NONE });
-        if !kept {
-            mailbox.count(all);
-        }
         found.is_some_and(|index| {
             if !kept {
                 mailbox.came_by_kernel(all, index);
+                // (Strangers, who have no lane, don't count.)
+                mailbox.count(all);
             }
             mailbox.heat(all, index, sleepers(socket))
         })

@@ -6,6 +6,7 @@ use super::hot::{for_each_hot, heat_set};
 use super::look::any_ready;
 use super::registration::{asks_for_room, heat_those, holds_ours};
 use super::set::{self, Set, Visit, Watch, watches};
+use crate::socket::in_use::in_use;
 use crate::socket::table::{Socket, Tables, tables};
 use crate::socket::transfer::wait::{waits_for_room, waits_untold, want_bytes};
 use crate::socket::{context, datagram, pin};
@@ -50,7 +51,9 @@ pub fn ready(set_index: u32) -> bool {
 /// disarms what it has taken out, so that none of several stays counted.)
 fn stay_armed(tables: &Tables, set: &Set) {
     let before = set.armed.swap(arm(tables, set).contexts[0]);
-    disarm(&Armed { contexts: [before, 0], look_every_ns: None });
+    // (Of one that was closed beside us its next life is to find none.)
+    let closed = if set.names.is() { 0 } else { set.armed.swap(0) };
+    disarm(&Armed { contexts: [before, closed], look_every_ns: None });
 }
 
 /// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something. It is rung only for what has come
@@ -130,9 +133,10 @@ fn settle_inner(set_index: u32) {
     }
 }
 
-/// Are other sets in it? (To who has closed itself in they are the kernel's.)
+/// Are other sets in it, of which some is rung by peers? (To who has closed itself in they are the kernel's.)
 pub fn holds_sets(set_index: u32) -> bool {
-    set::at(set_index).holds_sets.is() && !pin::is_closed_in()
+    let is_rung = |set: &Set| set.nested.is() && set.names.is() && set.context.is();
+    set::at(set_index).holds_sets.is() && !pin::is_closed_in() && set::used().any(is_rung)
 }
 
 /// Sleeps until a set that holds others is readable, or may be. A sender rings behind its publishing, when the bytes may have been received already; and
@@ -170,7 +174,12 @@ pub(super) fn leave(tables: &Tables, set: &Set) {
 /// direction was in the ring by then. So one is asked for here, before the last look for room; where none can come, the sets look for room themselves.
 /// No lock held.
 pub fn found_no_room(socket: &Socket) {
-    if !set::watches_any(socket) || !waits_for_room(socket) {
+    if !set::watches_any(socket) {
+        return;
+    }
+    // (What is looked at, and written, is unmapped by a close by another thread.)
+    let Some(_at_it) = in_use(socket) else { return };
+    if !waits_for_room(socket) {
         return;
     }
     if waits_untold(socket) {

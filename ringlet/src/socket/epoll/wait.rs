@@ -309,7 +309,7 @@ pub fn wait_over_sets(
         let epfd = set.epfd.get() as i32;
         // SAFETY: a valid slice.
         let n = unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), Some(0), mask)? };
-        if n > 0 || left == Some(0) {
+        if n > 0 || deadline.is_some_and(|at| sys::now_ns() >= at) {
             return Ok(n);
         }
         if signals::handled() {
