@@ -1,7 +1,8 @@
-// Channels with a selector, or blocking streams: an echo server, and a client that asks it in two ways.
+// Channels with a selector, or blocking streams: an echo server, and a client that asks it in two ways, or with many connections.
 //
 //     java Talk nio-server|blocking-server PORT
 //     java Talk nio-client|blocking-client PORT pings COUNT | bulk BYTES
+//     java Talk nio-crowd PORT pings COUNT CONNECTIONS
 
 import java.io.IOException;
 import java.io.InputStream;
@@ -15,12 +16,15 @@ import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.SocketChannel;
+import java.util.Random;
 
 public class Talk {
     static final int PING_BYTES = 64;
     static final int BLOCK_BYTES = 64 << 10;
     /** Enough for the compiler to have seen the loop. */
     static final int WARM_PINGS = 20_000;
+    /** Of a crowd's connections so many are asked at a time, each time another one. */
+    static final int ASKED = 16;
 
     public static void main(String[] words) throws Exception {
         InetSocketAddress address =
@@ -32,6 +36,7 @@ public class Talk {
             case "blocking-server" -> blockingServer(address);
             case "nio-client" -> tell(amount, nioClient(address, bulk, amount));
             case "blocking-client" -> tell(amount, blockingClient(address, bulk, amount));
+            case "nio-crowd" -> tell(amount, nioCrowd(address, amount, Integer.parseInt(words[4])));
             default -> throw new IllegalArgumentException(words[0]);
         }
     }
@@ -131,6 +136,42 @@ public class Talk {
             }
             in.clear();
             unread -= channel.read(in);
+        }
+        return System.nanoTime() - began;
+    }
+
+    static long nioCrowd(InetSocketAddress address, long amount, int connections) throws IOException {
+        Selector selector = Selector.open();
+        SocketChannel[] channels = new SocketChannel[connections];
+        for (int at = 0; at < connections; at++) {
+            channels[at] = SocketChannel.open(address);
+            channels[at].socket().setTcpNoDelay(true);
+            channels[at].configureBlocking(false);
+            channels[at].register(selector, SelectionKey.OP_READ);
+        }
+        Random random = new Random(1);
+        ByteBuffer out = ByteBuffer.allocateDirect(PING_BYTES);
+        ByteBuffer in = ByteBuffer.allocateDirect(BLOCK_BYTES);
+        long sent = 0;
+        long received = 0;
+        long began = 0;
+        long all = (WARM_PINGS + amount) * PING_BYTES;
+        while (received < all) {
+            for (; sent < all && sent < received + ASKED * PING_BYTES; sent += PING_BYTES) {
+                out.clear();
+                if (channels[random.nextInt(connections)].write(out) != PING_BYTES) {
+                    throw new IOException("a connection is full");
+                }
+            }
+            selector.select();
+            for (SelectionKey key : selector.selectedKeys()) {
+                in.clear();
+                received += ((SocketChannel) key.channel()).read(in);
+            }
+            selector.selectedKeys().clear();
+            if (began == 0 && received >= (long) WARM_PINGS * PING_BYTES) {
+                began = System.nanoTime();
+            }
         }
         return System.nanoTime() - began;
     }

@@ -1,13 +1,16 @@
 // An omniORB server that gives a block back, and a client that asks for it.
 //
 //     orb server FILE -ORBendPoint giop:tcp:127.0.0.1:PORT     its reference goes into FILE
-//     orb client FILE BYTES COUNT
+//     orb client FILE BYTES COUNT [THREADS]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <numeric>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "block.hh"
 
@@ -29,11 +32,8 @@ static int serve(CORBA::ORB_ptr orb, const std::string &file) {
     return 0;
 }
 
-static int ask(CORBA::ORB_ptr orb, const std::string &file, int bytes, int count) {
-    std::string reference;
-    std::ifstream(file) >> reference;
-    CORBA::Object_var object = orb->string_to_object(reference.c_str());
-    Echo_var echo = Echo::_narrow(object);
+/// COUNT calls, behind a tenth as many that do not count. Their time, or none where an answer is wrong.
+static double ask(Echo_ptr echo, int bytes, int count) {
     Echo::Block block;
     block.length(bytes);
     auto began = std::chrono::steady_clock::now();
@@ -44,11 +44,28 @@ static int ask(CORBA::ORB_ptr orb, const std::string &file, int bytes, int count
         Echo::Block_var answer = echo->back(block);
         if (answer->length() != block.length()) {
             std::cerr << "the answer has " << answer->length() << " bytes\n";
-            return 1;
+            std::exit(1);
         }
     }
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-    std::cout << "rate " << count / took.count() << "\n";
+    return took.count();
+}
+
+/// Threads that call at once have a connection each.
+static int ask_all(CORBA::ORB_ptr orb, const std::string &file, int bytes, int count, int threads) {
+    std::string reference;
+    std::ifstream(file) >> reference;
+    CORBA::Object_var object = orb->string_to_object(reference.c_str());
+    Echo_var echo = Echo::_narrow(object);
+    std::vector<double> rates(threads);
+    std::vector<std::thread> all;
+    for (double &rate : rates) {
+        all.emplace_back([&] { rate = count / ask(echo, bytes, count); });
+    }
+    for (std::thread &one : all) {
+        one.join();
+    }
+    std::cout << "rate " << std::accumulate(rates.begin(), rates.end(), 0.0) << "\n";
     return 0;
 }
 
@@ -58,9 +75,9 @@ int main(int argc, char **argv) {
     if (role == "server") {
         return serve(orb, argv[2]);
     }
-    if (role == "client" && argc == 5) {
-        return ask(orb, argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
+    if (role == "client" && (argc == 5 || argc == 6)) {
+        return ask_all(orb, argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argc == 6 ? std::atoi(argv[5]) : 1);
     }
-    std::cerr << "orb server FILE | client FILE BYTES COUNT\n";
+    std::cerr << "orb server FILE | client FILE BYTES COUNT [THREADS]\n";
     return 2;
 }

@@ -1,16 +1,18 @@
-// Streams: an echo server, and a client that asks it in three ways.
+// Streams: an echo server, and a client that asks it in four ways.
 //
 //     node talk.js server PORT
-//     node talk.js client PORT pings COUNT | bulk BYTES | connections COUNT
+//     node talk.js client PORT pings COUNT | bulk BYTES | connections COUNT | crowd COUNT CONNECTIONS
 'use strict';
 const net = require('net');
 
-const [role, portWord, way, amountWord] = process.argv.slice(2);
+const [role, portWord, way, amountWord, crowdWord] = process.argv.slice(2);
 const port = Number(portWord);
 const amount = Number(amountWord);
 const PING = Buffer.alloc(64, 'x');
 const BLOCK = Buffer.alloc(64 << 10);
 const WARM_PINGS = 1000;
+// Of a crowd's connections so many are asked at a time, each time another one.
+const ASKED = 16;
 
 function connect() {
   const socket = net.connect({ port, host: '127.0.0.1' });
@@ -80,6 +82,22 @@ function connections() {
   one();
 }
 
+function crowd() {
+  const sockets = Array.from({ length: Number(crowdWord) }, connect);
+  // Each is asked first by itself: a server accepts them all before the clock starts.
+  let done = -WARM_PINGS - sockets.length;
+  let began;
+  const ask = () => sockets[Math.floor(Math.random() * sockets.length)].write(PING);
+  sockets.forEach((socket) => {
+    onAnswers(socket, () => {
+      if (++done === 0) began = process.hrtime.bigint();
+      if (done === amount) tell(began);
+      if (done > -WARM_PINGS - ASKED) ask();
+    });
+    socket.write(PING);
+  });
+}
+
 if (role === 'server') {
   const server = net.createServer((socket) => {
     socket.setNoDelay(true);
@@ -88,5 +106,5 @@ if (role === 'server') {
   });
   server.listen(port, '127.0.0.1');
 } else {
-  ({ pings, bulk, connections })[way]();
+  ({ pings, bulk, connections, crowd })[way]();
 }
