@@ -9,7 +9,8 @@
 use crate::map::Scratch;
 use crate::sys::{Errno, Sys, sys};
 use crate::{diag, fd, sys, unix};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// struct flock64.
 #[repr(C)]
@@ -97,28 +98,80 @@ pub fn take_back(held: i32, meeting: i32) {
 ///
 /// KERNEL: the first look for a while may take some 20 ms: the list is read alone, for which all processors are waited for.
 pub fn is_stated(inode: u32, meeting: i32) -> Sys<bool> {
+    let stated = Statement {
+        device: device(meeting)?,
+        inode: u64::from(inode),
+        place: match diag::unix_far(unix::inode(meeting)?) {
+            Err(Errno::ENOENT) => return Ok(false),
+            found => found.map(|(far, cookie)| place(far, cookie))?,
+        },
+    };
+    if was_seen(&stated) {
+        return Ok(true);
+    }
     let before = sys::now_ns();
     let owed = AGAIN_NS.load(Ordering::Relaxed).saturating_sub(before);
     if owed > PATIENCE_NS * PATIENCE_SHARE {
         return Err(Errno::EAGAIN);
     }
-    let stated = look(inode, meeting);
+    let is_listed = is_listed(&stated);
     let spent = sys::now_ns().saturating_sub(before);
     // ORDER: Relaxed; two threads at once may spend more than one.
     AGAIN_NS.store(before + owed + spent.saturating_mul(PATIENCE_SHARE), Ordering::Relaxed);
-    stated
+    is_listed
+}
+
+/// Who holds this socket is at that rendezvous.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Statement {
+    device: (u32, u32),
+    inode: u64,
+    place: u64,
+}
+
+/// Statements that were passed as others were looked for: where many connections meet at a time, one look is one for all. One holds for ever, since no
+/// rendezvous ever has the number of another.
+static SEEN: Seen = Seen {
+    busy: AtomicU32::new(0),
+    statements: UnsafeCell::new([Statement { device: (0, 0), inode: 0, place: 0 }; SEEN_MOST]),
+};
+const SEEN_MOST: usize = 1024;
+
+struct Seen {
+    busy: AtomicU32,
+    statements: UnsafeCell<[Statement; SEEN_MOST]>,
+}
+
+// SAFETY: the statements are used by the one thread that has set `busy`.
+unsafe impl Sync for Seen {}
+
+impl Seen {
+    /// `None` while another thread is at it, or one that has never come back from there (a handler that jumped, a child by fork): then each looks for
+    /// himself.
+    fn with<T>(&self, act: impl FnOnce(&mut [Statement; SEEN_MOST]) -> T) -> Option<T> {
+        // ORDER: Acquire; pairs with the store below.
+        if self.busy.swap(1, Ordering::Acquire) != 0 {
+            return None;
+        }
+        // SAFETY: nobody else has found `busy` clear since.
+        let done = act(unsafe { &mut *self.statements.get() });
+        // ORDER: Release; pairs with the swap above.
+        self.busy.store(0, Ordering::Release);
+        Some(done)
+    }
+}
+
+fn slot(stated: &Statement) -> usize {
+    // (The low half is a number of a rendezvous, the next one has the next.)
+    (stated.place ^ stated.place >> 32) as usize % SEEN_MOST
+}
+
+fn was_seen(stated: &Statement) -> bool {
+    SEEN.with(|seen| seen[slot(stated)] == *stated) == Some(true)
 }
 
 /// When what was spent is made up for.
 static AGAIN_NS: AtomicU64 = AtomicU64::new(0);
-
-fn look(inode: u32, meeting: i32) -> Sys<bool> {
-    let (far, cookie) = match diag::unix_far(unix::inode(meeting)?) {
-        Err(Errno::ENOENT) => return Ok(false),
-        found => found?,
-    };
-    is_listed(inode, device(meeting)?, place(far, cookie))
-}
 
 /// The device of all sockets.
 fn device(socket: i32) -> Sys<(u32, u32)> {
@@ -129,18 +182,24 @@ fn device(socket: i32) -> Sys<(u32, u32)> {
     Ok((libc::major(stat.st_dev), libc::minor(stat.st_dev)))
 }
 
-fn is_listed(inode: u32, device: (u32, u32), place: u64) -> Sys<bool> {
+fn is_listed(stated: &Statement) -> Sys<bool> {
     // (Not on the stack, which may be small.)
     let mut piece = Scratch::new(LIST_PIECE_BYTES, 0u8).ok_or(Errno::ENOMEM)?;
     for _ in 0..LOOKS {
+        let mut found = false;
         let looked = fd::find_line_by(b"/proc/locks\0", LIST_BYTES_MOST, &mut piece, |line| {
-            parse(line) == Some((device, u64::from(inode), place))
+            let passed = parse(line).filter(|passed| passed.device == stated.device);
+            if let Some(passed) = passed {
+                found |= passed == *stated;
+                SEEN.with(|seen| seen[slot(&passed)] = passed);
+            }
+            false
         })?;
         match looked {
-            fd::Looked::Found => return Ok(true),
-            fd::Looked::Through { at_once: true } => return Ok(false),
+            _ if found => return Ok(true),
             // KERNEL: it goes on at a line's number after each piece, so that a line may be passed over while others go.
-            fd::Looked::Through { at_once: false } => {}
+            fd::Looked::Found | fd::Looked::Through { at_once: false } => {}
+            fd::Looked::Through { at_once: true } => return Ok(false),
             fd::Looked::Part => break,
         }
     }
@@ -149,8 +208,8 @@ fn is_listed(inode: u32, device: (u32, u32), place: u64) -> Sys<bool> {
 
 const LOOKS: u32 = 4;
 
-/// A line `N: OFDLCK ADVISORY READ -1 MAJOR:MINOR:INODE START END`: device, inode, place.
-fn parse(line: &[u8]) -> Option<((u32, u32), u64, u64)> {
+/// A line `N: OFDLCK ADVISORY READ -1 MAJOR:MINOR:INODE START END`.
+fn parse(line: &[u8]) -> Option<Statement> {
     let line = core::str::from_utf8(line).ok()?;
     let mut words = line.split_ascii_whitespace().skip(1);
     if words.next()? != "OFDLCK" {
@@ -160,6 +219,6 @@ fn parse(line: &[u8]) -> Option<((u32, u32), u64, u64)> {
     let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();
     let device = (hexadecimal()?, hexadecimal()?);
     let inode = file.next()?.parse().ok()?;
-    let start = words.next()?.parse().ok()?;
-    Some((device, inode, start))
+    let place = words.next()?.parse().ok()?;
+    Some(Statement { device, inode, place })
 }
