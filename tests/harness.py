@@ -42,7 +42,7 @@ LOG_TAIL_BYTES = 2_000
 # Mirrors ringlet/src/handshake.rs: the frame of every introduction. (`VERSION` is compared with the layout's by ringlet-core/tests/mirror.rs.)
 FRAME_MAGIC = int.from_bytes(b"rnglmeet", "little")
 FRAME_HEAD_BYTES = 16
-VERSION = 10
+VERSION = 11
 CONNECTION, DATAGRAMS, NATIVE, ACTIVE_MESSAGES = 1, 2, 3, 4
 
 

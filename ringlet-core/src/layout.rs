@@ -27,7 +27,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
@@ -240,6 +240,7 @@ const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Control>() == 512);
     assert!(offset_of!(ReadyBoard, lanes) == PAGE_BYTES);
+    assert!(offset_of!(ReadyBoard, awake) == AWAKE_OFFSET);
     assert!(offset_of!(Receiver, want_data) == LINE_BYTES && size_of::<Receiver>() == APART_BYTES);
     assert!(offset_of!(Sender, want_room) == LINE_BYTES && size_of::<Sender>() == APART_BYTES);
 };
@@ -273,14 +274,18 @@ unsafe impl Shared for Ready {}
 
 /// Connections that a ready board can tell apart.
 pub const BOARD_LANE_COUNT: usize = 65_536;
+const AWAKE_OFFSET: usize = 2 * APART_BYTES;
 
-/// The ready board of a context (`ready`): a memfd of its own, which the context's process and peers that could kill it write to.
+/// The ready board of a context (`ready`): in a memfd that the context's process writes to, and peers that could kill it; or one stranger's process.
 #[repr(C, align(4096))]
 pub struct ReadyBoard {
     pub top: AtomicU64,
     /// (In one line with the top, for the first 28,672 lanes.)
     pub middle: [AtomicU64; BOARD_LANE_COUNT / 64 / 64],
-    _page: [AtomicU64; PAGE_BYTES / 8 - 1 - BOARD_LANE_COUNT / 64 / 64],
+    _line: [AtomicU64; AWAKE_OFFSET / 8 - 1 - BOARD_LANE_COUNT / 64 / 64],
+    /// For a stranger, who does not see the context's flag (`ready::Awake`).
+    pub awake: AtomicU64,
+    _page: [AtomicU64; (PAGE_BYTES - AWAKE_OFFSET) / 8 - 1],
     pub lanes: [AtomicU64; BOARD_LANE_COUNT / 64],
 }
 

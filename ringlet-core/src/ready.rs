@@ -14,7 +14,9 @@
 //!
 //! The wish is granted behind the bits: a sender that stops before has taken nothing from the next one, and behind it the bits stand.
 //!
-//! Whoever may write here can hide another's bit, or set one in vain: a board is only for peers that could as well kill its owner.
+//! Whoever may write here can hide another's bit, or set one in vain. So a context has one board for peers that could as well kill its owner, and
+//! another one for each stranger's process, which is heard there about its own connections only and no longer than it is honest
+//! ([`Board::collect_from_stranger`]). A stranger does not see the interrupt flag: the board says whether its owner is awake ([`Awake`]).
 
 use crate::layout::BOARD_LANE_COUNT;
 #[cfg(not(loom))]
@@ -24,6 +26,8 @@ use crate::sync::fence;
 use crate::sync::{AtomicU64, Ordering};
 
 const BITS: usize = 64;
+/// What an honest stranger may leave: bits of connections that were closed since, and words whose bits were taken with earlier ones.
+const VAIN_MOST: usize = 1024;
 
 /// The words of a board.
 #[derive(Clone, Copy)]
@@ -61,6 +65,28 @@ impl Board<'_> {
         self.top.load(Ordering::SeqCst) != 0
     }
 
+    /// The same from a stranger, who may set whatever he likes: `found` says whether it was his to say. After `VAIN_MOST` bits and words for nothing it
+    /// ends, and what is left is lost: false.
+    pub fn collect_from_stranger(self, mut found: impl FnMut(usize) -> bool) -> bool {
+        let mut vain = 0;
+        for group in bits(self.top, self.middle.len()) {
+            for word in bits(&self.middle[group], BITS) {
+                let word = group * BITS + word;
+                let mut empty = true;
+                for bit in bits(&self.lanes[word], BITS) {
+                    empty = false;
+                    vain += usize::from(!found(word * BITS + bit));
+                }
+                // (A sender that is late with the upper levels leaves one, too.)
+                vain += usize::from(empty);
+                if vain > VAIN_MOST {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
     /// Takes what was announced.
     pub fn collect(self, mut found: impl FnMut(usize)) {
         for group in bits(self.top, self.middle.len()) {
@@ -72,6 +98,53 @@ impl Board<'_> {
                 }
             }
         }
+    }
+}
+
+/// Whether the owner of a board is awake, and will look there before it sleeps: bit 0; above it a count of sleeps. Whoever does not find it awake rings.
+///
+/// ```text
+/// about to sleep                        awake again, nobody else asleep          sender
+///   count me among the sleepers           read the word                            set the bits
+///   count the sleep, then clear bit 0     look for other sleepers                  look at the word:
+///   look at the top again                 set bit 0, if nothing was counted since  not awake: ring
+/// ```
+#[derive(Clone, Copy)]
+pub struct Awake<'a>(pub &'a AtomicU64);
+
+const IS_AWAKE: u64 = 1;
+const SLEEP: u64 = 2;
+
+impl Awake<'_> {
+    /// The caller is about to sleep, and is counted among the sleepers. Look at the board once more afterwards.
+    pub fn sleeps(self) {
+        // ORDER: SeqCst, both; the first pairs with `wakes`: who has read the word before changes it no more. The second pairs with `asleep`: of the
+        // announcement and the sleep, one is seen by the other side.
+        self.0.fetch_add(SLEEP, Ordering::SeqCst);
+        self.0.fetch_and(!IS_AWAKE, Ordering::SeqCst);
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+    }
+
+    /// The caller sleeps no more, and will look before it does again: says so if nobody else sleeps.
+    pub fn wakes(self, others_sleep: impl FnOnce() -> bool) {
+        // ORDER: SeqCst, before the look at the others; pairs with `sleeps`: who is not counted yet counts its sleep behind this, or clears the bit.
+        let word = self.0.load(Ordering::SeqCst);
+        if word & IS_AWAKE == 0 && !others_sleep() {
+            let order = (Ordering::SeqCst, Ordering::Relaxed);
+            let _ = self.0.compare_exchange(word, word | IS_AWAKE, order.0, order.1);
+        }
+    }
+
+    /// For a sender, behind its announcement: something to ring for, if the owner sleeps and was not yet rung for that; `rung`: for what it was last.
+    pub fn asleep(self, rung: u64) -> Option<u64> {
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        // ORDER: SeqCst; pairs with `sleeps`.
+        let word = self.0.load(Ordering::SeqCst);
+        // (Another number than what nobody has rung for.)
+        let sleep = word | IS_AWAKE;
+        (word & IS_AWAKE == 0 && sleep != rung).then_some(sleep)
     }
 }
 
@@ -146,5 +219,33 @@ mod tests {
         let mut found = Vec::new();
         board.collect(|lane| found.push(lane));
         assert!(found.into_iter().eq(0..BOARD_LANE_COUNT));
+    }
+
+    /// What is honest is taken whole; who sets what is not his, or upper bits for nothing, is found out by a bounded number of looks.
+    #[test]
+    fn a_stranger_is_heard_as_long_as_he_is_honest() {
+        let (top, middle, lanes) = board();
+        let board = Board { top: &top, middle: &middle, lanes: &lanes };
+        (0..BOARD_LANE_COUNT).for_each(|lane| board.announce(lane));
+        let mut found = 0;
+        assert!(board.collect_from_stranger(|lane| {
+            found += 1;
+            lane < BOARD_LANE_COUNT
+        }));
+        assert_eq!(found, BOARD_LANE_COUNT);
+        assert!(!board.announced());
+        (0..BOARD_LANE_COUNT).for_each(|lane| board.announce(lane));
+        found = 0;
+        let his = |lane: usize| lane.is_multiple_of(2);
+        assert!(!board.collect_from_stranger(|lane| {
+            found += 1;
+            his(lane)
+        }));
+        assert!(found <= 2 * VAIN_MOST + BITS + 2, "{found}");
+        let (top, middle, lanes) = self::board();
+        middle.iter().chain([&top]).for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        let board = Board { top: &top, middle: &middle, lanes: &lanes };
+        let empty = board.collect_from_stranger(|_| panic!("nothing was announced"));
+        assert_eq!(empty, lanes.len() <= VAIN_MOST);
     }
 }

@@ -12,7 +12,7 @@ use loom::thread;
 use model::{Memory, Wishes, model, model_of};
 use ringlet_core::layout::{WANT_BYTE, WANT_READY};
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_core::ready::Board;
+use ringlet_core::ready::{Awake, Board};
 use ringlet_core::ring::{Next, Rx, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
 use ringlet_core::wait::*;
@@ -35,6 +35,10 @@ struct Without {
     announcing_before_the_grant: bool,
     /// Who is about to sleep looks at the board.
     looking_at_the_board: bool,
+    /// Who says that he is awake asks whether others sleep.
+    asking_who_sleeps: bool,
+    /// Who takes a wake-up collects before it wishes for those that sleep on.
+    collecting_first: bool,
 }
 
 /// Where a sender stops.
@@ -54,6 +58,8 @@ struct How {
     by_event: bool,
     /// What rests is announced on the set's ready board.
     by_board: bool,
+    /// By a stranger, who sees there whether it is awake, and rings by its name.
+    by_name: bool,
     one_shot: bool,
     without: Without,
 }
@@ -86,6 +92,7 @@ struct Set {
     watch: Mutex<Watch>,
     rests: Rest,
     flag: AtomicU64,
+    awake: AtomicU64,
     board: [AtomicU64; 3],
     taken: AtomicU32,
     kernel: KernelSet,
@@ -115,6 +122,7 @@ impl Sender {
             watch: Mutex::new(Watch { hot: true, ..Watch::default() }),
             rests: Rest::default(),
             flag: AtomicU64::new(0),
+            awake: AtomicU64::new(0),
             board: std::array::from_fn(|_| AtomicU64::new(0)),
             taken: AtomicU32::new(0),
             kernel: KernelSet::default(),
@@ -169,6 +177,13 @@ impl Sender {
             self.rung = value;
             set.kick();
         }
+        if announced
+            && set.how.by_name
+            && let Some(sleep) = Awake(&set.awake).asleep(self.rung)
+        {
+            set.kick();
+            self.rung = sleep;
+        }
         if announced && without.announcing_first {
             set.board().announce(LANE);
         }
@@ -221,6 +236,25 @@ impl Set {
         }
     }
 
+    /// `hot::collect`.
+    fn collect(&self, watch: &mut Watch) {
+        if self.how.by_board && self.board().announced() {
+            self.board().collect(|lane| {
+                assert_eq!(lane, LANE);
+                self.heat(watch);
+            });
+        }
+    }
+
+    /// `bells::disarm`.
+    fn disarm(&self) {
+        disarm(&self.flag);
+        if self.how.by_name {
+            let asks = !self.how.without.asking_who_sleeps;
+            Awake(&self.awake).wakes(|| asks && sleepers(&self.flag));
+        }
+    }
+
     /// `hot::heat`.
     fn heat(&self, watch: &mut Watch) {
         if !watch.hot {
@@ -250,6 +284,9 @@ impl Connection {
     /// `arm::arm`.
     fn arm(&self, set: &Set) {
         arm(&set.flag);
+        if set.how.by_name {
+            Awake(&set.awake).sleeps();
+        }
         if set.watch.lock().unwrap().hot && !set.how.by_event {
             self.wishes.wish().want(WANT_BYTE);
         }
@@ -258,12 +295,7 @@ impl Connection {
     /// `harvest::harvest`.
     fn harvest(&self, set: &Set) -> bool {
         let mut watch = set.watch.lock().unwrap();
-        if set.how.by_board && set.board().announced() {
-            set.board().collect(|lane| {
-                assert_eq!(lane, LANE);
-                set.heat(&mut watch);
-            });
-        }
+        set.collect(&mut watch);
         if !watch.hot {
             return false;
         }
@@ -310,7 +342,7 @@ impl Connection {
             if !self.any_ready(set) {
                 self.hear(set, set.ask_kernel(&self.bytes, true), 1);
             }
-            disarm(&set.flag);
+            set.disarm();
             if set.kernel.state.lock().unwrap().over {
                 return false;
             }
@@ -323,7 +355,7 @@ impl Connection {
         loop {
             set.kernel.state.lock().unwrap().rung = false;
             if armed {
-                disarm(&set.flag);
+                set.disarm();
             }
             self.arm(set);
             armed = true;
@@ -332,7 +364,7 @@ impl Connection {
             }
             set.await_readable(&self.bytes);
             if self.wait(set, false) {
-                disarm(&set.flag);
+                set.disarm();
                 return true;
             }
         }
@@ -345,8 +377,11 @@ impl Connection {
         }
         let told = of_connection || of_bell;
         if told && !set.how.without.renewing && sleeper_count(&set.flag) > mine {
+            if set.how.by_name && !set.how.without.collecting_first {
+                set.collect(&mut set.watch.lock().unwrap());
+            }
             self.arm(set);
-            disarm(&set.flag);
+            set.disarm();
             set.taken.store(1, Ordering::Release);
         }
     }
@@ -443,6 +478,7 @@ const COOLS: How = How {
     cools: true,
     by_event: false,
     by_board: false,
+    by_name: false,
     one_shot: false,
     without: Without {
         asking_who_rests: false,
@@ -452,11 +488,16 @@ const COOLS: How = How {
         announcing_first: false,
         announcing_before_the_grant: false,
         looking_at_the_board: false,
+        asking_who_sleeps: false,
+        collecting_first: false,
     },
 };
 
 /// It rests, and is announced on the board.
 const BY_BOARD: How = How { by_event: true, by_board: true, ..COOLS };
+
+/// The same by a stranger.
+const BY_NAME: How = How { by_board: true, by_name: true, ..COOLS };
 
 /// Of the one connection.
 const LANE: usize = 5;
@@ -736,6 +777,67 @@ fn who_sleeps_must_look_at_the_board() {
 
 fn nothing(_: &Connection) -> bool {
     false
+}
+
+#[test]
+fn two_strangers_and_three_waiters() {
+    senders_and_waiters(BY_NAME);
+}
+
+#[test]
+fn rings_by_name_beside_one_who_polls() {
+    sleeper_beside(&[BY_NAME], polls);
+}
+
+#[test]
+fn rings_by_name_beside_a_receive() {
+    sleeper_beside(&[BY_NAME], receives);
+}
+
+#[test]
+fn rings_by_name_with_one_shot() {
+    one_shot(BY_NAME);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn collected_behind_the_wishes() {
+    const HOW: How =
+        How { without: Without { collecting_first: true, ..COOLS.without }, ..BY_NAME };
+    sleeper_beside(&[HOW], polls);
+}
+
+#[test]
+fn who_takes_a_ring_by_name_must_collect_before_it_wishes() {
+    deadlocks("collected_behind_the_wishes");
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn awake_beside_one_who_sleeps() {
+    const HOW: How =
+        How { without: Without { asking_who_sleeps: true, ..COOLS.without }, ..BY_NAME };
+    sleeper_beside(&[HOW], polls_and_looks_on);
+}
+
+/// What it has received rests again.
+fn polls_and_looks_on(connection: &Connection) -> bool {
+    let got = polls(connection);
+    if connection.wait(&connection.sets[0], false) {
+        while connection.receive() {}
+        return true;
+    }
+    got
+}
+
+#[test]
+fn rings_by_name_beside_one_who_looks_on() {
+    sleeper_beside(&[BY_NAME], polls_and_looks_on);
+}
+
+#[test]
+fn who_says_that_he_is_awake_must_ask_who_sleeps() {
+    deadlocks("awake_beside_one_who_sleeps");
 }
 
 /// Two senders announce two connections of one word while they are collected: none is lost, at whatever level the other one was.

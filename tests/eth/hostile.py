@@ -21,7 +21,7 @@ from networks import LIMIT_SECONDS, Host
 
 HOSTILE = {}
 # Mirrors ringlet-ethernet/src/wire.rs and ringlet-core/src/layout.rs.
-VERSION = 2 << 16 | 10
+VERSION = 2 << 16 | 11
 SLOTS, SLOT_COUNT, LINE = 4096, 1024, 64
 PLAIN = bytes(10)
 NOBODY = 65534

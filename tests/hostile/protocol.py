@@ -18,7 +18,8 @@ from harness import FRAME_HEAD_BYTES, Failed, frame, framed, require
 
 GREETING, HELLO, ANSWER = 1, 2, 3
 NO_ADAPTER = (0, 0, 0)  # which, and the ticket
-FIELDS = "<QIIQQQQQQQ"
+NO_BOARDS = (0, 0)  # their number, and a context
+FIELDS = "<QIIQQQQQIQQQ"
 MESSAGE_BYTES = FRAME_HEAD_BYTES + struct.calcsize(FIELDS)
 SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x00", "little")
 PAGE_BYTES = 4096
@@ -75,8 +76,8 @@ def name_of(tcp, side):
     return name(*(ends if side == CONNECTING else reversed(ends)))
 
 
-def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, bell=(0, 0, 0), **head):
-    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, *bell, *NO_ADAPTER)
+def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, bell=(0, 0, 0), boards=NO_BOARDS, **head):
+    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, *bell, *boards, *NO_ADAPTER)
     return frame(protocol, kind, fields, **head)
 
 
@@ -85,7 +86,7 @@ class Message:
         require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
         self.kind, fields = framed(data, SOCKETS)
         self.ring_bytes, self.fd, self.context, self.process, *rest = struct.unpack(FIELDS, fields)
-        self.bell = rest[:3]
+        self.bell, self.boards = rest[:3], rest[3:5]
         self.descriptors = descriptors
 
     def close(self):

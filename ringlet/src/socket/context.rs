@@ -6,10 +6,11 @@
 //! the address of a second bell of the context, which is rung by its name (`bell`), when a connection's own wish says so. Where that can't be had
 //! or rung, and for whoever sleeps in another context than the connection's home, a byte on the kernel connection wakes.
 //!
-//! Who gets the eventfd of an epoll set gets its ready board too, on which a sender says which connection has something (`ready`).
+//! Who gets the eventfd of an epoll set gets its ready board too, on which a sender says which connection has something (`ready`). A stranger's process
+//! has one of its own (`boards`).
 
-use super::bypass;
 use super::table::{Socket, Tables, tables};
+use super::{boards, bypass};
 use crate::local::{self, Local};
 use crate::lock::Lock;
 use crate::once::Once;
@@ -17,7 +18,7 @@ use crate::plain::{P32, P64};
 use crate::thread;
 use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME, ReadyBoard};
 use ringlet_core::memory::Area;
-use ringlet_core::ready::Board;
+use ringlet_core::ready::{Awake, Board};
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
 use ringlet_linux::bell::{self, Address};
@@ -25,11 +26,12 @@ use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::{apart, fd, proof, sys};
 
 /// Contexts of one process; further ones are woken by bytes.
-const CONTEXT_COUNT: usize = 32;
+pub const CONTEXT_COUNT: usize = 32;
 const FLAG_APART_BYTES: usize = 128;
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(CONTEXT_COUNT * FLAG_APART_BYTES == PAGE_BYTES);
-const BOARDS_BYTES: usize = CONTEXT_COUNT * size_of::<ReadyBoard>();
+pub const BOARD_BYTES: usize = size_of::<ReadyBoard>();
+const BOARDS_BYTES: usize = CONTEXT_COUNT * BOARD_BYTES;
 /// Peers' contexts that we can ring.
 const BELL_COUNT: u32 = 4096;
 
@@ -109,8 +111,10 @@ pub struct Bell {
     eventfd: P32,
     address: BellAddress,
     page: AtomicUsize,
-    /// The ready board of the peer's context; 0 if it gave none.
+    /// The ready board of the peer's context; 0 if it gave none. That of one that is rung by name is in other memory (`boards`), which stays.
     board: AtomicUsize,
+    /// The last sleep there for which this process has rung it (`Awake::asleep`).
+    rung: P64,
     users: P32,
     /// Threads between the look at `eventfd` and their write to it.
     ringing: AtomicU32,
@@ -131,6 +135,10 @@ fn in_hand<T>(number: &P32, ringing: &AtomicU32, act: impl FnOnce(i32) -> T) -> 
 }
 
 impl Bell {
+    fn is_named(&self) -> bool {
+        self.address.name.get() != 0
+    }
+
     /// False if it may not have rung.
     fn ring(&self) -> bool {
         match self.address.name.get() {
@@ -269,6 +277,7 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
             map::stand_in(boards, BOARDS_BYTES);
         }
     }
+    boards::forget_all(tables);
     for socket in tables.followed() {
         socket.set_home(0);
     }
@@ -424,6 +433,38 @@ pub fn release_set(set: u32) {
         }
         context.replaced.add(1);
         context.owner.set(0);
+    }
+}
+
+/// Is it a context of ours, and a set's?
+pub fn is_of_set(context: u32) -> bool {
+    numbered(context).is_some_and(|context| context.owner.get() & SET_OWNER != 0)
+}
+
+/// How many connections ring by this bell?
+pub fn users(bell: u32) -> u32 {
+    CONTEXTS.get().and_then(|all| all.bells.get(bell as usize)).map_or(0, |bell| bell.users.get())
+}
+
+/// The ready board of the context that this bell rings, which is rung by its name.
+pub fn announce_at(bell: u32, board: Area) {
+    let Some(bell) = CONTEXTS.get().filter(|_| bell != 0).map(|all| &all.bells[bell as usize])
+    else {
+        return;
+    };
+    if bell.is_named() && bell.board.load(Ordering::Relaxed) != board.base() as usize {
+        bell.rung.set(0);
+        bell.board.store(board.base() as usize, Ordering::Release);
+    }
+}
+
+/// The boards in this memory are another process's from now on.
+pub fn forget_boards(base: usize, len: usize) {
+    let bells = CONTEXTS.get().map_or(&[][..], |all| all.bells());
+    for bell in bells.iter().filter(|bell| bell.is_named()) {
+        if (base..base + len).contains(&bell.board.load(Ordering::Relaxed)) {
+            bell.board.store(0, Ordering::Release);
+        }
     }
 }
 
@@ -726,15 +767,20 @@ fn board_place(ours: &Ours, at: usize) -> Option<Area> {
     Some(unsafe { Area::new((boards + place) as *mut u8, size_of::<ReadyBoard>()) })
 }
 
-#[allow(unsafe_code)]
 #[inline(always)]
 fn board_at(base: usize) -> Option<Board<'static>> {
+    board_memory(base).map(Board::from)
+}
+
+#[allow(unsafe_code)]
+#[inline(always)]
+fn board_memory(base: usize) -> Option<&'static ReadyBoard> {
     if base == 0 {
         return None;
     }
-    // SAFETY: a peer's, mapped as long as its bell has users, and the socket for which it is asked is one.
-    let area = unsafe { Area::new(base as *mut u8, size_of::<ReadyBoard>()) };
-    Some(area.at::<ReadyBoard>(0).into())
+    // SAFETY: a peer's, mapped as long as its bell has users, and the socket for which it is asked is one; or for good (`boards`).
+    let area = unsafe { Area::new(base as *mut u8, BOARD_BYTES) };
+    Some(area.at::<ReadyBoard>(0))
 }
 
 /// After publishing for `socket`'s peer, which wished for it: says so on the ready board of its home context. False if it has none.
@@ -745,6 +791,21 @@ pub fn announce(socket: &Socket, lane: u64) -> bool {
     };
     board.announce(lane as usize);
     true
+}
+
+/// After `announce`, where that is rung by name: rings whoever sleeps there, once for each sleep. `None`: nobody, or somebody has rung already. False if
+/// it may not have rung.
+#[cold]
+pub fn ring_sleeper(socket: &Socket) -> Option<bool> {
+    let bell = CONTEXTS.get()?.bells.get(socket.bell.get() as usize)?;
+    let board = board_memory(bell.board.load(Ordering::Acquire))?;
+    let sleep = Awake(&board.awake).asleep(bell.rung.get())?;
+    let rang = bell.ring();
+    if rang {
+        // Behind the ring: who passes over his own finds one done.
+        bell.rung.set(sleep);
+    }
+    Some(rang)
 }
 
 pub fn arm(context: u32) {
@@ -973,6 +1034,9 @@ pub fn release(bell: u32) {
     let bell = &all.bells[bell as usize];
     if bell.users.add(u32::MAX) == 0 {
         tables.close_hidden(bell.eventfd.get() as i32);
+        if bell.is_named() {
+            bell.board.store(0, Ordering::Release);
+        }
         bell.address.set(&Address::default());
         for (mapped, bytes) in [(&bell.page, PAGE_BYTES), (&bell.board, size_of::<ReadyBoard>())] {
             let base = mapped.swap(0, Ordering::AcqRel);
@@ -1039,8 +1103,12 @@ pub fn move_away(
         .flat_map(|context| [&context.eventfd, &context.named, &context.watch])
         .filter(|word| word.is());
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
-    let Some(word) =
-        ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
+    let Some(word) = ours
+        .chain(contexts)
+        .chain(boards::numbers())
+        .chain(bells)
+        .chain(elders)
+        .find(|word| word.get() as i32 == fd)
     else {
         return false;
     };

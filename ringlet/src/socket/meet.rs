@@ -23,6 +23,7 @@
 //! Ends in two network namespaces of one host meet on a channel that the node service gives them (`interconnect::node`), which vouches for both.
 
 use super::again::{self, Fresh, Over};
+use super::boards::{self, Offer};
 use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
@@ -65,7 +66,8 @@ const HELLO: u16 = 2;
 const ANSWER: u16 = 3;
 
 /// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), the address of the doorbell
-/// that it has for strangers (name, token; 0 for none), the number of its adapter (0 for none), and a ticket for that.
+/// that it has for strangers (name, token; 0 for none), what it says of boards that both share (`boards::Offer`), the number of its adapter (0 for
+/// none), and a ticket for that.
 #[derive(Default)]
 struct Message {
     kind: u16,
@@ -74,6 +76,7 @@ struct Message {
     context: u32,
     process: u64,
     bell: Address,
+    boards: Offer,
     adapter: u64,
     ticket: [u64; 2],
 }
@@ -88,6 +91,8 @@ impl Message {
             .u64(self.bell.name)
             .u64(self.bell.token[0])
             .u64(self.bell.token[1])
+            .u64(self.boards.number)
+            .u32(self.boards.context)
             .u64(self.adapter)
             .u64(self.ticket[0])
             .u64(self.ticket[1])
@@ -102,6 +107,7 @@ impl Message {
                 context: fields.u32()?,
                 process: fields.u64()?,
                 bell: Address { name: fields.u64()?, token: [fields.u64()?, fields.u64()?] },
+                boards: Offer { number: fields.u64()?, context: fields.u32()? },
                 adapter: fields.u64()?,
                 ticket: [fields.u64()?, fields.u64()?],
             })
@@ -687,13 +693,15 @@ fn home_of(socket: &Socket) -> Option<u32> {
     }
 }
 
-/// Sends hello or the answer, with our doorbell if the peer may have it, or the address of one, and `segment` if there is one.
+/// Sends hello or the answer, with our doorbell if the peer may have it, or the address of one, and `segment` if there is one. `heard`: what the peer
+/// has said of boards.
 fn say(
     socket: &Socket,
     meeting: i32,
     peer: rendezvous::Credentials,
     geometry: Geometry,
     segment: Option<i32>,
+    heard: Offer,
 ) -> Result<(), Errno> {
     let home = home_of(socket);
     let card = home.filter(|_| trusts(socket, peer)).and_then(context::card);
@@ -705,6 +713,9 @@ fn say(
         socket.set_home(home.filter(|_| message.bell.name != 0).unwrap_or(0));
         // (The accepting side is attached, and so in its sets, before it says this.)
         bells::bell_was_named(socket);
+        if segment.is_none() {
+            message.boards = boards::offer(socket.home.get());
+        }
     };
     let mut message = Message {
         kind: if segment.is_some() { ANSWER } else { HELLO },
@@ -724,11 +735,17 @@ fn say(
     if let Some(card) = &card {
         put(card.eventfd);
         put(card.page_memfd);
-        card.boards_memfd.into_iter().for_each(put);
+        card.boards_memfd.into_iter().for_each(&mut put);
     }
     match &card {
         Some(card) => socket.set_home(card.context),
         None => tell_address(&mut message),
+    }
+    if card.is_none()
+        && let Some((offer, memfd)) = boards::give(socket, peer, heard, socket.home.get())
+    {
+        message.boards = offer;
+        put(memfd);
     }
     match rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]) {
         // It does not trust us (it can't see us in its /proc, say).
@@ -811,7 +828,7 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
         unreachable!("the configuration admits only sound ring sizes");
     };
     let said = match adapter_of(tables, socket) {
-        0 => say(socket, meeting, peer, geometry, None),
+        0 => say(socket, meeting, peer, geometry, None, Offer::default()),
         adapter => {
             say_mirrored(socket, meeting, HELLO, geometry.ring_bytes as u64, adapter, [0; 2])
         }
@@ -1071,7 +1088,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
             keep_bell(socket, &hello, &mut fds, 0, peer);
             // Attached before the answer is out: the peer may use the ring the moment that it has it.
             attach_or_go_on(socket, registrations);
-            let said = say(socket, meeting, peer, geometry, Some(segment));
+            let said = say(socket, meeting, peer, geometry, Some(segment), hello.boards);
             sys::close(segment);
             said
         }
@@ -1108,6 +1125,14 @@ fn keep_bell(
 ) {
     if message.context == 0 && message.bell.name != 0 {
         socket.bell.set(context::keep_named(&message.bell, socket.fd()).unwrap_or(0));
+    }
+    if message.context == 0
+        && message.kind == ANSWER
+        && message.boards.number != 0
+        && let Some(memfd) = fds.take(from)
+    {
+        boards::take(socket, peer, message.boards, memfd);
+        apart::close_foreign(memfd, fds.user);
     }
     if message.context == 0 || !trusts(socket, peer) {
         return;
@@ -1185,7 +1210,8 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(reason) => return Step::Bar(reason),
     };
     let mut fds = taken.fds;
-    if fds.count > 1
+    let memory = 1 + usize::from(answer.context == 0 && answer.boards.number != 0);
+    if fds.count > memory
         && let Err(step) = check_trust(socket, peer)
     {
         return step;

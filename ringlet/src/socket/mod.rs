@@ -7,6 +7,7 @@
 
 mod again;
 pub mod asked;
+mod boards;
 mod budget;
 pub(crate) mod bypass;
 pub mod carrier;
@@ -129,6 +130,7 @@ pub fn start(config: Config) -> Sys<()> {
     });
     let tables = map::together(TABLES_BYTES, || {
         context::start()?;
+        boards::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;
         }

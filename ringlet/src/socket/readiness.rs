@@ -536,7 +536,7 @@ fn arm_one(entry: &pollfd, held: u32, home: Option<u32>) {
             wait::want_room_event(socket);
         }
     } else if rings_by_name(socket, home) {
-        wait::want_named(socket, room);
+        wait::want_named(socket, true, room);
     } else {
         wait::want_bytes(socket, true, room);
     }

@@ -1,7 +1,7 @@
 //! The last thread that was at a socket puts it away, when another one has closed it meanwhile.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{budget, context, meeting, view};
+use super::{boards, budget, context, meeting, view};
 use crate::once::Once;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map;
@@ -112,4 +112,5 @@ pub fn part_from_segment(tables: &Tables, socket: &Socket, beside: bool) {
         unsafe { map::unmap(area) };
     }
     context::release(socket.bell.swap(0));
+    boards::release(socket.boards.swap(0));
 }

@@ -177,6 +177,7 @@ pub fn is_left(socket: &Socket) {
 fn leave(socket: &Socket) {
     socket.last_of_ring.set(0);
     socket.bell.set(0);
+    socket.boards.set(0);
     let _ = socket.take_segment();
     socket.set_stage(Stage::KernelForGood);
     let moves = |socket: &&Socket| socket.stage() == Stage::Attached || socket.has_datagrams();

@@ -478,7 +478,11 @@ pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     if announced {
         how &= !WANT_READY;
     }
-    let rung = context::ring_if_armed(socket);
+    let rung = if announced && socket.boards.is() {
+        ring_sleeper(socket, ring)
+    } else {
+        context::ring_if_armed(socket)
+    };
     if how != 0 {
         // (Whose bell or board does not take it hears a byte.)
         let heard = how & WANT_EVENT == 0 || context::ring(socket);
@@ -489,6 +493,16 @@ pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     if rung || how != 0 {
         count_bell(socket);
     }
+}
+
+/// Behind the announcement on a board that is shared with a stranger. True if it rang.
+#[cold]
+fn ring_sleeper(socket: &Socket, ring: &SegmentRing) -> bool {
+    let rang = context::ring_sleeper(socket);
+    if rang == Some(false) {
+        ring_byte(socket, ring);
+    }
+    rang.is_some()
 }
 
 /// Before the look at the flag of the receiver's context.

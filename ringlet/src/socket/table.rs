@@ -174,6 +174,8 @@ pub struct Socket {
     /// Our context that the peer can ring (`context`), and the peer's that we can.
     pub home: P32,
     pub bell: P32,
+    /// The ready boards that its two processes share, if they are strangers (`boards`).
+    pub boards: P32,
     pub rung: P64,
     /// Our context in whose kernel's set it is (`context::watch`).
     pub watched: P32,
@@ -921,6 +923,7 @@ impl Socket {
             &self.epoch,
             &self.home,
             &self.bell,
+            &self.boards,
             &self.watched,
             &self.watch_turn,
             &self.twin,

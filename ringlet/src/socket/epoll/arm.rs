@@ -2,14 +2,14 @@
 
 use super::bells::{Armed, disarm};
 use super::elder::has_elder;
-use super::hot::{board_of, for_each_hot};
+use super::hot::{board_of, collect, for_each_hot};
 use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
 use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
-use crate::socket::{context, datagram, sides};
+use crate::socket::{boards, context, datagram, sides};
 use core::cell::Cell;
 use ringlet_linux::sys;
 
@@ -49,6 +49,10 @@ fn go_beside(tables: &Tables, set: &Visit, neighbours: bool) -> bool {
     }
     drop(held);
     if beside {
+        // What rests by the bell that is rung by name would have no place in the kernel's list.
+        if set.named.is() && context::is_of_set(context) && boards::any(context) {
+            set.all_hot.set(1);
+        }
         // Those that do not ring by it; and what came to rings before is not in the kernel's list.
         disarm(&arm_as(tables, set, [context, 0]));
         set.turn.add(1);
@@ -70,10 +74,10 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
     for context in armed.contexts {
         if context != 0 {
             context::arm(context);
+            boards::sleeps(context);
         }
     }
-    // (A bell by name has no place among neighbours, and what waits in its queue would make a nested set ready.)
-    let by_name = set.named.is() && !set.beside.is() && !set.nested.is();
+    let by_name = may_ring_by_name(set);
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
         if socket.has_datagrams() {
@@ -92,7 +96,14 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
                 wait::want_room_event(socket);
             }
         } else if by_name && rings_by_name(set, socket, home) {
-            wait::want_named(socket, room);
+            // (Who announces rings once for all that comes before somebody is awake.)
+            let announces = boards::announces(socket, home);
+            if announces {
+                wait::want_ready(socket, tables.index_of(socket));
+            }
+            if room || !announces {
+                wait::want_named(socket, !announces, room);
+            }
         } else {
             wait::want_bytes(socket, true, room);
         }
@@ -123,6 +134,13 @@ pub(super) fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
         context != 0 && context::sleepers(context) > u64::from(own)
     });
     if others {
+        // What strangers have announced is hot before what is hot is wished for: by nothing else they ring for that.
+        if set.context.is()
+            && boards::announced(set.context.get())
+            && let Some(_held) = set.take()
+        {
+            collect(tables, set);
+        }
         disarm(&arm_as(tables, set, contexts));
         set.taken.set(1);
     }
@@ -147,15 +165,25 @@ pub(super) fn want_at_rest(tables: &Tables, set: &Set, socket: &Socket, room: bo
     }
 }
 
-/// Does the peer of this socket have the ready board of the set's context, and ring that?
+/// Does the peer of this socket have a ready board of the set's context, and ring that?
 pub(super) fn has_board(set: &Set, socket: &Socket) -> bool {
     let home = socket.home.get();
     home != 0
         && home == set.context.get()
         && !socket.has_datagrams()
         && !socket.end().mirrored.is()
-        && wait::rings_home(socket)
-        && board_of(set).is_some()
+        && if wait::rings_home(socket) {
+            board_of(set).is_some()
+        } else {
+            may_ring_by_name(set)
+                && rings_by_name(set, socket, home)
+                && boards::announces(socket, home)
+        }
+}
+
+/// (A bell by name has no place among neighbours, and what waits in its queue would make a nested set ready.)
+fn may_ring_by_name(set: &Set) -> bool {
+    set.named.is() && !set.beside.is() && !set.nested.is()
 }
 
 /// Is a socket with this home woken by the bell by name of this set's context?

@@ -1,8 +1,8 @@
 //! How a set is woken: the eventfds that are registered in it, under marks by which they, and our watches, are told from what is the program's.
 
 use super::set::{self, EPOLLET, EPOLLIN, Set, first_set};
-use crate::socket::context;
 use crate::socket::table::{Socket, tables};
+use crate::socket::{boards, context};
 use ringlet_linux::fd::{self, epoll_event};
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half whose it is and the watch.
@@ -144,6 +144,7 @@ pub(super) fn disarm(armed: &Armed) {
     for context in armed.contexts {
         if context != 0 {
             context::disarm(context);
+            boards::wakes(context);
         }
     }
 }

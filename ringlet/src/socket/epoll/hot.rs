@@ -1,10 +1,11 @@
 //! The hot list of a set: the watches that may be ready or were lately.
 
-use super::bells::MARK;
+use super::bells::{MARK, kick_sleepers};
 use super::set::{self, Set, Watch, is_marked_unmoved, is_named, is_of, watches};
-use crate::socket::context;
 use crate::socket::table::{Socket, Tables};
+use crate::socket::{boards, context};
 use ringlet_core::ready::Board;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::{self, epoll_event};
 
 /// It was ready, or is about to be, after so many waits.
@@ -99,18 +100,37 @@ pub(super) fn collect(tables: &Tables, set: &Set) {
     if let Some(board) = board_of(set).filter(|board| board.announced()) {
         collect_from(tables, set, board);
     }
+    let context = set.context.get();
+    if context != 0 && boards::announced(context) {
+        boards::collect(tables, context, |socket| announced(tables, set, socket));
+    }
 }
 
 #[cold]
 fn collect_from(tables: &Tables, set: &Set, board: Board<'_>) {
     board.collect(|lane| {
         // (Peers write what they will, and an earlier user of the context may be meant.)
-        let Some(socket) = tables.sockets.get(lane) else { return };
-        for (_, watch) in watches(tables, socket).filter(|(_, watch)| is_of(watch, set)) {
-            watch.again.set(1);
-            heat(set, watch, true);
+        if let Some(socket) = tables.sockets.get(lane) {
+            announced(tables, set, socket);
         }
     });
+}
+
+fn announced(tables: &Tables, set: &Set, socket: &Socket) {
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| is_of(watch, set)) {
+        watch.again.set(1);
+        heat(set, watch, true);
+    }
+}
+
+/// Who rests is to be looked at, whatever was announced.
+pub fn look_at_all() {
+    for set in set::used() {
+        set.all_hot.set(1);
+        // ORDER: a fence behind `all_hot`; pairs with `wait::arm`: who is about to sleep sees it, or is seen.
+        fence(Ordering::SeqCst);
+        kick_sleepers(set);
+    }
 }
 
 /// The ready board on which peers say what has come for this set.

@@ -285,8 +285,8 @@ pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
 }
 
 /// The same, by the bell of our home context, which the peer rings by its name.
-pub fn want_named(socket: &Socket, room: bool) {
-    want(socket, WANT_EVENT, true, room);
+pub fn want_named(socket: &Socket, data: bool, room: bool) {
+    want(socket, WANT_EVENT, data, room);
 }
 
 /// As `want_bytes`, for data only, by a bit on the ready board of our home context.
