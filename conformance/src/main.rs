@@ -47,6 +47,9 @@ enum Command {
         /// The same over what carries between two hosts, both in the adapter's process (0: over rails that keep order and don't fail)
         #[arg(long, value_name = "SEED", conflicts_with = "mirror")]
         hosts: Option<u32>,
+        /// The client is another user's; only root can do that
+        #[arg(long)]
+        strangers: bool,
         /// How often each way of running a case is repeated
         #[arg(long, default_value_t = 1)]
         repeat: u32,
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
             unforgiving,
             mirror,
             hosts,
+            strangers,
             repeat,
             jobs,
             limit,
@@ -151,6 +155,7 @@ fn main() -> ExitCode {
                 spin_us,
                 unforgiving,
                 adapter: adapter.as_ref().map(|adapter| adapter.number),
+                strangers,
                 repeat,
                 jobs,
                 limit,

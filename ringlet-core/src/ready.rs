@@ -65,12 +65,14 @@ impl Board<'_> {
         self.top.load(Ordering::SeqCst) != 0
     }
 
-    /// The same from a stranger, who may set whatever he likes: `found` says whether it was his to say. After `VAIN_MOST` bits and words for nothing it
-    /// ends, and what is left is lost: false.
-    pub fn collect_from_stranger(self, mut found: impl FnMut(usize) -> bool) -> bool {
+    /// The same from a stranger, who may set whatever he likes: `found` says whether it was his to say. Returns how many bits and words were for nothing;
+    /// after `VAIN_MOST` of them it ends, and what is left of the pieces that it has begun is lost.
+    pub fn collect_from_stranger(self, mut found: impl FnMut(usize) -> bool) -> usize {
         let mut vain = 0;
         for group in bits(self.top, self.middle.len()) {
+            let mut words = 0;
             for word in bits(&self.middle[group], BITS) {
+                words += 1;
                 let word = group * BITS + word;
                 let mut empty = true;
                 for bit in bits(&self.lanes[word], BITS) {
@@ -80,11 +82,12 @@ impl Board<'_> {
                 // (A sender that is late with the upper levels leaves one, too.)
                 vain += usize::from(empty);
                 if vain > VAIN_MOST {
-                    return false;
+                    return vain;
                 }
             }
+            vain += usize::from(words == 0);
         }
-        true
+        vain
     }
 
     /// Takes what was announced.
@@ -228,24 +231,30 @@ mod tests {
         let board = Board { top: &top, middle: &middle, lanes: &lanes };
         (0..BOARD_LANE_COUNT).for_each(|lane| board.announce(lane));
         let mut found = 0;
-        assert!(board.collect_from_stranger(|lane| {
+        let vain = board.collect_from_stranger(|_| {
             found += 1;
-            lane < BOARD_LANE_COUNT
-        }));
-        assert_eq!(found, BOARD_LANE_COUNT);
+            true
+        });
+        assert_eq!((found, vain), (BOARD_LANE_COUNT, 0));
         assert!(!board.announced());
         (0..BOARD_LANE_COUNT).for_each(|lane| board.announce(lane));
         found = 0;
-        let his = |lane: usize| lane.is_multiple_of(2);
-        assert!(!board.collect_from_stranger(|lane| {
+        let vain = board.collect_from_stranger(|lane| {
             found += 1;
-            his(lane)
-        }));
-        assert!(found <= 2 * VAIN_MOST + BITS + 2, "{found}");
-        let (top, middle, lanes) = self::board();
-        middle.iter().chain([&top]).for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        let board = Board { top: &top, middle: &middle, lanes: &lanes };
-        let empty = board.collect_from_stranger(|_| panic!("nothing was announced"));
-        assert_eq!(empty, lanes.len() <= VAIN_MOST);
+            lane.is_multiple_of(2)
+        });
+        assert!(
+            vain > VAIN_MOST && found <= 2 * vain && vain <= VAIN_MOST + BITS + 1,
+            "{found}, {vain}"
+        );
+        // Upper bits over nothing.
+        for (middle, expected) in [(0, BOARD_LANE_COUNT / BITS / BITS), (u64::MAX, VAIN_MOST)] {
+            let (top, words, lanes) = self::board();
+            words.iter().for_each(|word| word.store(middle, Ordering::Relaxed));
+            top.store(u64::MAX, Ordering::Relaxed);
+            let board = Board { top: &top, middle: &words, lanes: &lanes };
+            let vain = board.collect_from_stranger(|_| panic!("nothing was announced"));
+            assert_eq!(vain, expected);
+        }
     }
 }

@@ -37,7 +37,7 @@ struct Without {
     looking_at_the_board: bool,
     /// Who says that he is awake asks whether others sleep.
     asking_who_sleeps: bool,
-    /// Who takes a wake-up collects before it wishes for those that sleep on.
+    /// Who is about to sleep collects before it wishes.
     collecting_first: bool,
 }
 
@@ -122,7 +122,7 @@ impl Sender {
             watch: Mutex::new(Watch { hot: true, ..Watch::default() }),
             rests: Rest::default(),
             flag: AtomicU64::new(0),
-            awake: AtomicU64::new(0),
+            awake: AtomicU64::new(u64::from(how.by_name)),
             board: std::array::from_fn(|_| AtomicU64::new(0)),
             taken: AtomicU32::new(0),
             kernel: KernelSet::default(),
@@ -135,6 +135,11 @@ impl Sender {
             bytes: Mutex::new(0),
             sets: sets.collect(),
         });
+        for set in connection.sets.iter().filter(|set| set.how.by_name) {
+            // At rest, as a stranger's connection of many is.
+            let wish = || connection.wishes.wish().want(WANT_READY);
+            set.watch.lock().unwrap().hot = !set.rests.begin(wish, || false);
+        }
         (Sender { connection: connection.clone(), tx: Tx::default(), rung: 0 }, connection)
     }
 
@@ -274,10 +279,10 @@ impl Connection {
     }
 
     fn any_ready(&self, set: &Set) -> bool {
-        if set.how.by_board && set.board().announced() && !set.how.without.looking_at_the_board {
-            return true;
+        let mut watch = set.watch.lock().unwrap();
+        if !set.how.without.looking_at_the_board {
+            set.collect(&mut watch);
         }
-        let watch = set.watch.lock().unwrap();
         watch.hot && self.look(&watch).is_some()
     }
 
@@ -286,6 +291,9 @@ impl Connection {
         arm(&set.flag);
         if set.how.by_name {
             Awake(&set.awake).sleeps();
+            if !set.how.without.collecting_first {
+                set.collect(&mut set.watch.lock().unwrap());
+            }
         }
         if set.watch.lock().unwrap().hot && !set.how.by_event {
             self.wishes.wish().want(WANT_BYTE);
@@ -377,9 +385,6 @@ impl Connection {
         }
         let told = of_connection || of_bell;
         if told && !set.how.without.renewing && sleeper_count(&set.flag) > mine {
-            if set.how.by_name && !set.how.without.collecting_first {
-                set.collect(&mut set.watch.lock().unwrap());
-            }
             self.arm(set);
             set.disarm();
             set.taken.store(1, Ordering::Release);
@@ -808,7 +813,7 @@ fn collected_behind_the_wishes() {
 }
 
 #[test]
-fn who_takes_a_ring_by_name_must_collect_before_it_wishes() {
+fn who_sleeps_must_collect_before_it_wishes() {
     deadlocks("collected_behind_the_wishes");
 }
 

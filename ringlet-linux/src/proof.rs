@@ -129,17 +129,18 @@ struct Statement {
     place: u64,
 }
 
-/// Statements that were passed as others were looked for: where many connections meet at a time, one look is one for all. One holds for ever, since no
-/// rendezvous ever has the number of another.
+/// Statements that were passed as others were looked for, and when that look began: where many connections meet at a time, one look is one for all. One
+/// is believed for a moment, since the number of a socket comes again after 2^32 others.
 static SEEN: Seen = Seen {
     busy: AtomicU32::new(0),
-    statements: UnsafeCell::new([Statement { device: (0, 0), inode: 0, place: 0 }; SEEN_MOST]),
+    statements: UnsafeCell::new([(Statement { device: (0, 0), inode: 0, place: 0 }, 0); SEEN_MOST]),
 };
 const SEEN_MOST: usize = 1024;
+const BELIEVED_NS: u64 = 500_000_000;
 
 struct Seen {
     busy: AtomicU32,
-    statements: UnsafeCell<[Statement; SEEN_MOST]>,
+    statements: UnsafeCell<[(Statement, u64); SEEN_MOST]>,
 }
 
 // SAFETY: the statements are used by the one thread that has set `busy`.
@@ -148,7 +149,7 @@ unsafe impl Sync for Seen {}
 impl Seen {
     /// `None` while another thread is at it, or one that has never come back from there (a handler that jumped, a child by fork): then each looks for
     /// himself.
-    fn with<T>(&self, act: impl FnOnce(&mut [Statement; SEEN_MOST]) -> T) -> Option<T> {
+    fn with<T>(&self, act: impl FnOnce(&mut [(Statement, u64); SEEN_MOST]) -> T) -> Option<T> {
         // ORDER: Acquire; pairs with the store below.
         if self.busy.swap(1, Ordering::Acquire) != 0 {
             return None;
@@ -166,8 +167,17 @@ fn slot(stated: &Statement) -> usize {
     (stated.place ^ stated.place >> 32) as usize % SEEN_MOST
 }
 
+/// Once: whoever asks again looks for himself.
 fn was_seen(stated: &Statement) -> bool {
-    SEEN.with(|seen| seen[slot(stated)] == *stated) == Some(true)
+    let now = sys::now_ns();
+    SEEN.with(|seen| {
+        let (passed, at) = &mut seen[slot(stated)];
+        let is_it = passed == stated && now < *at + BELIEVED_NS;
+        if is_it {
+            *at = 0;
+        }
+        is_it
+    }) == Some(true)
 }
 
 /// When what was spent is made up for.
@@ -186,12 +196,12 @@ fn is_listed(stated: &Statement) -> Sys<bool> {
     // (Not on the stack, which may be small.)
     let mut piece = Scratch::new(LIST_PIECE_BYTES, 0u8).ok_or(Errno::ENOMEM)?;
     for _ in 0..LOOKS {
-        let mut found = false;
+        let (mut found, began) = (false, sys::now_ns());
         let looked = fd::find_line_by(b"/proc/locks\0", LIST_BYTES_MOST, &mut piece, |line| {
             let passed = parse(line).filter(|passed| passed.device == stated.device);
             if let Some(passed) = passed {
                 found |= passed == *stated;
-                SEEN.with(|seen| seen[slot(&passed)] = passed);
+                SEEN.with(|seen| seen[slot(&passed)] = (passed, began));
             }
             false
         })?;

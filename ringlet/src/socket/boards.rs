@@ -5,24 +5,29 @@
 //! its answer may bring a descriptor (`meet`), and only memory. What a stranger writes there can concern no connection but his: other bits are passed
 //! over, and who sets too many of them is heard no more; his connections ring by bytes then, as they do without a board.
 //!
+//! Where one side could not take the memory the other one announces nothing there: a byte goes. Each connection knows for itself where its peer's board
+//! is. (A bell's address is no secret: who uses another one's may ring it, and no more.)
+//!
 //! A board tells whether its owner is awake, in the place of the interrupt flag, which strangers do not see. Whoever is not is rung by his bell's name.
 
 use super::context::{self, BOARD_BYTES, CONTEXT_COUNT};
-use super::epoll;
 use super::table::{Socket, Tables, tables};
+use super::{chaos, epoll};
 use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{P32, P64};
 use ringlet_core::layout::ReadyBoard;
 use ringlet_core::memory::Area;
 use ringlet_core::ready::{Awake, Board};
-use ringlet_core::sync::{AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::meet::Credentials;
 use ringlet_linux::{fd, sys};
 
 /// Strangers' processes at a time; the connections of further ones ring by bytes.
 const PEER_COUNT: usize = 8;
+/// And of one user.
+const OF_ONE_USER: usize = 4;
 /// A process has boards from so many connections on: fewer are looked at in each wait.
 const CONNECTIONS_LEAST: u32 = 4;
 /// Those of the accepting side, then those of the connecting one.
@@ -30,6 +35,8 @@ const HALF_BYTES: usize = CONTEXT_COUNT * BOARD_BYTES;
 const BYTES: usize = 2 * HALF_BYTES;
 /// Where our share of the descriptors is smaller, there are none.
 const SHARE_LEAST: usize = 8;
+/// A stranger who has set so many more bits in vain than for something is heard no more.
+const VAIN_MOST: u32 = 1024;
 
 /// What is shared with one process.
 #[derive(Default)]
@@ -43,17 +50,30 @@ struct Peer {
     number: P64,
     /// Where the memory lies: for good, since who looks there takes no lock. Another process's takes its place.
     memory: AtomicUsize,
-    /// To be given with answers; 0 at the connecting side.
+    /// To be given with answers; 0 at the connecting side. Threads that have it in hand.
     memfd: P32,
-    /// 1: ours is the second half.
+    ringing: AtomicU32,
+    /// 1: ours is the second half. For good, as the memory.
     connects: P32,
     /// Our connections with it.
     users: P32,
     /// Bit n: our context n + 1 has a board there, held by memory.
     contexts: P32,
-    /// It has set bits that were not its own.
+    /// The same of the peer's contexts.
+    theirs: P32,
+    /// For each of those, the last sleep for which this process has rung (`Awake::asleep`).
+    rung: [P64; CONTEXT_COUNT],
+    /// Bits that were its own to set, and others, both less what is made up for; and it is heard no more.
+    found: P32,
+    vain: P32,
     lies: P32,
 }
+
+/// There are some: what every wait looks for. (In a child by fork too.)
+static ANY: AtomicU32 = AtomicU32::new(0);
+
+/// A connection's word (`Socket::boards`): which peer, from 1, and its context, 0 for none.
+const PEER_BITS: u32 = 8;
 
 /// What all of them have in common.
 #[derive(Default)]
@@ -140,13 +160,26 @@ fn random() -> Option<u64> {
     sys::random(&mut bytes).then(|| u64::from_ne_bytes(bytes).max(1))
 }
 
-/// The accepting side, which is about to answer: what it says, and the memory's descriptor, which stays here. `home`: the context whose bell the peer
-/// rings by its name, 0 for none.
-pub fn give(socket: &Socket, peer: Credentials, hello: Offer, home: u32) -> Option<(Offer, i32)> {
+/// What the accepting side gives.
+pub struct Given {
+    pub offer: Offer,
+    shared: &'static Peer,
+}
+
+impl Given {
+    /// Does something with the memory's descriptor. Whoever wants its number for a file of the program's waits for that.
+    pub fn in_hand<T>(&self, act: impl FnOnce(i32) -> T) -> T {
+        context::in_hand(&self.shared.memfd, &self.shared.ringing, act)
+    }
+}
+
+/// The accepting side, which is about to answer. `home`: the context whose bell the peer rings by its name, 0 for none.
+pub fn give(socket: &Socket, peer: Credentials, hello: Offer, home: u32) -> Option<Given> {
     let (all, tables) = (ALL.get()?, tables()?);
     let home = if context::is_of_set(home) { home } else { 0 };
     let sane = hello.number != 0 && peer.pid > 0 && is_context(hello.context);
-    if !sane || context::users(socket.bell.get()) < CONNECTIONS_LEAST {
+    let least = if chaos::on() { 1 } else { CONNECTIONS_LEAST };
+    if !sane || context::users(socket.bell.get()) < least {
         return None;
     }
     let _held = all.ours[0].lock.take()?;
@@ -161,29 +194,26 @@ pub fn give(socket: &Socket, peer: Credentials, hello: Offer, home: u32) -> Opti
     if shared.lies.is() {
         return None;
     }
-    hold(shared, false, hello.context)?;
     let context = if home != 0 && admit(shared, home) { home } else { 0 };
     join(socket, shared, at, hello.context);
-    Some((Offer { number: shared.number.get(), context }, shared.memfd.get() as i32))
+    Some(Given { offer: Offer { number: shared.number.get(), context }, shared })
 }
 
-/// The connecting side, which was answered: `memfd` is the caller's.
-pub fn take(socket: &Socket, peer: Credentials, answer: Offer, memfd: i32) -> Option<()> {
+/// The connecting side, which was answered: `memfd` is the caller's, if it has come.
+pub fn take(socket: &Socket, peer: Credentials, answer: Offer, memfd: Option<i32>) -> Option<()> {
     let (all, tables) = (ALL.get()?, tables()?);
     let sane = answer.number != 0 && peer.pid > 0 && answer.context <= CONTEXT_COUNT as u32;
     if !sane {
         return None;
     }
     let _held = all.ours[0].lock.take()?;
-    let is_known = |known: &Peer| {
-        !known.memfd.is() && is_of(known, peer) && known.number.get() == answer.number
-    };
-    let at = match all.used().iter().position(|known| known.users.is() && is_known(known)) {
+    // By the number alone: it is nobody else's, and one memory has one place.
+    let is_known = |known: &Peer| known.connects.is() && known.number.get() == answer.number;
+    let at = match all.used().iter().position(is_known) {
+        Some(known) if !is_of(&all.peers[known], peer) => return None,
         Some(known) => known,
         None => {
-            if map::sealed_size(memfd) != Ok(BYTES) {
-                return None;
-            }
+            let memfd = memfd.filter(|memfd| map::sealed_size(*memfd) == Ok(BYTES))?;
             let at = place(all, tables, peer, memfd, true)?;
             all.peers[at].number.set(answer.number);
             at
@@ -232,19 +262,26 @@ fn place(
     memfd: i32,
     connects: bool,
 ) -> Option<usize> {
-    let at = all.peers.iter().position(|peer| !peer.users.is())?;
+    let of_user = |known: &&Peer| known.users.is() && known.user.get() == peer.uid;
+    if all.used().iter().filter(of_user).count() >= OF_ONE_USER {
+        return None;
+    }
+    // One of the same direction: whoever still looks at the last peer's finds a board of ours there, too.
+    let fits = |known: &Peer| {
+        let unused = known.memory.load(Ordering::Acquire) == 0;
+        !known.users.is() && (unused || known.connects.is() == connects)
+    };
+    let at = all.peers.iter().position(fits)?;
     let shared = &all.peers[at];
     let fresh = map::map_segment(memfd, BYTES).ok()?;
-    // Nobody is heard there, and no bell leads there, before it changes.
-    shared.contexts.set(0);
     let before = shared.memory.load(Ordering::Acquire);
     if before == 0 {
+        shared.connects.set(u32::from(connects));
         shared.memory.store(fresh.base() as usize, Ordering::Release);
     } else {
-        context::forget_boards(before, BYTES);
-        // SAFETY: atomics, of which nothing is believed; `fresh` is known to nobody yet.
+        // SAFETY: a mapping of ours, which stays.
         let place = unsafe { Area::new(before as *mut u8, BYTES) };
-        // SAFETY: as above.
+        // SAFETY: atomics, of which nothing is believed; `fresh` is known to nobody yet.
         if unsafe { map::put_in_place(fresh, place) }.is_err() {
             // SAFETY: known to nobody.
             unsafe { map::unmap(fresh) };
@@ -257,8 +294,11 @@ fn place(
     }
     shared.pid.set(peer.pid as u32);
     shared.user.set(peer.uid);
-    shared.connects.set(u32::from(connects));
-    shared.lies.set(0);
+    for word in [&shared.contexts, &shared.theirs, &shared.found, &shared.vain, &shared.lies] {
+        word.set(0);
+    }
+    shared.rung.iter().for_each(|rung| rung.set(0));
+    ANY.store(1, Ordering::Relaxed);
     all.ours[0].used.set(all.ours[0].used.get().max(at as u32 + 1));
     Some(at)
 }
@@ -274,40 +314,83 @@ fn admit(shared: &Peer, context: u32) -> bool {
     if !context::is_of_set(context) {
         return false;
     }
+    let board = shared.board(true, context).filter(|_| !shared.lies.is());
     let has = shared.contexts.get() & bit(context) != 0;
-    if !has && hold(shared, true, context).is_some() {
+    if !has
+        && let Some(board) = board
+        && hold(shared, true, context).is_some()
+    {
         shared.contexts.set(shared.contexts.get() | bit(context));
+        // Whoever has gone to sleep before he could say so there is rung.
+        Awake(&board.at::<ReadyBoard>(0).awake).sleeps();
     }
     shared.contexts.get() & bit(context) != 0
 }
 
 /// This connection makes use of it. Lock held.
 fn join(socket: &Socket, shared: &Peer, at: usize, theirs: u32) {
-    shared.users.add(1);
-    socket.boards.set(at as u32 + 1);
-    if let Some(board) = (theirs != 0).then(|| shared.board(false, theirs)).flatten() {
-        context::announce_at(socket.bell.get(), board);
+    let mut beyond = 0;
+    if theirs != 0 {
+        if shared.theirs.get() & bit(theirs) == 0 && hold(shared, false, theirs).is_some() {
+            shared.theirs.set(shared.theirs.get() | bit(theirs));
+        }
+        beyond = if shared.theirs.get() & bit(theirs) != 0 { theirs } else { 0 };
     }
+    shared.users.add(1);
+    socket.boards.set(beyond << PEER_BITS | (at as u32 + 1));
+}
+
+fn peer_of(boards: u32) -> Option<&'static Peer> {
+    let at = (boards & ((1 << PEER_BITS) - 1)).checked_sub(1)?;
+    ALL.get()?.peers.get(at as usize)
+}
+
+/// After publishing for `socket`'s peer, which wished for it: says so on the board of its home context. False if it has none with us.
+pub fn announce(socket: &Socket, lane: u64) -> bool {
+    let board = their_board(socket);
+    board.is_some_and(|(board, _)| {
+        Board::from(board).announce(lane as usize);
+        true
+    })
+}
+
+/// Behind that: rings whoever sleeps there, once for each sleep. `None`: nobody, or somebody has rung already. False if it may not have rung.
+pub fn ring_sleeper(socket: &Socket) -> Option<bool> {
+    let (board, rung) = their_board(socket)?;
+    let sleep = Awake(&board.awake).asleep(rung.get())?;
+    let rang = context::ring(socket);
+    if rang {
+        // Behind the ring: who passes over his own finds one done.
+        rung.set(sleep);
+    }
+    Some(rang)
+}
+
+fn their_board(socket: &Socket) -> Option<(&'static ReadyBoard, &'static P64)> {
+    let boards = socket.boards.get();
+    let (shared, context) = (peer_of(boards)?, boards >> PEER_BITS);
+    if context == 0 {
+        return None;
+    }
+    let board = shared.board(false, context)?.at(0);
+    Some((board, &shared.rung[(context as usize - 1) % CONTEXT_COUNT]))
 }
 
 /// A connection that had boards is gone.
 pub fn release(boards: u32) {
-    let Some(all) = ALL.get().filter(|_| boards != 0) else { return };
-    if let (Some(shared), Some(_held)) =
-        (all.peers.get(boards as usize - 1), all.ours[0].lock.take())
-    {
+    let (Some(all), Some(shared)) = (ALL.get(), peer_of(boards)) else { return };
+    if let Some(_held) = all.ours[0].lock.take() {
         shared.users.set(shared.users.get().saturating_sub(1));
+        if !shared.users.is() {
+            // (Nobody looks there in vain.)
+            shared.contexts.set(0);
+        }
     }
 }
 
 /// May what this connection has rest, to be announced on a board that it shares with its peer? It is rung by the bell by name of its home context.
 pub fn announces(socket: &Socket, home: u32) -> bool {
-    let boards = socket.boards.get();
-    boards != 0
-        && ALL
-            .get()
-            .and_then(|all| all.peers.get(boards as usize - 1))
-            .is_some_and(|shared| shared.heard(home).is_some())
+    peer_of(socket.boards.get()).is_some_and(|shared| shared.heard(home).is_some())
 }
 
 fn all_heard(context: u32) -> impl Iterator<Item = (u32, &'static ReadyBoard)> {
@@ -323,20 +406,26 @@ pub fn any(context: u32) -> bool {
 /// Has any stranger announced anything for this context?
 #[inline(always)]
 pub fn announced(context: u32) -> bool {
-    ALL.get().is_some_and(|all| all.ours[0].used.is())
+    ANY.load(Ordering::Relaxed) != 0
         && all_heard(context).any(|(_, board)| Board::from(board).announced())
 }
 
-/// Takes what strangers have announced. `found` says whether that is in the set at all.
+/// Takes what strangers have announced.
+#[cold]
+#[inline(never)]
 pub fn collect(tables: &Tables, context: u32, mut found: impl FnMut(&'static Socket)) {
-    for (boards, board) in all_heard(context) {
-        let honest = Board::from(board).collect_from_stranger(|lane| {
-            let socket = tables.sockets.get(lane).filter(|socket| socket.boards.get() == boards);
+    for (n, board) in all_heard(context) {
+        let Some(shared) = peer_of(n) else { continue };
+        let is_of_peer = |socket: &&Socket| socket.boards.get() & ((1 << PEER_BITS) - 1) == n;
+        let vain = Board::from(board).collect_from_stranger(|lane| {
+            let socket = tables.sockets.get(lane).filter(is_of_peer);
+            shared.found.add(u32::from(socket.is_some()));
             socket.inspect(|socket| found(socket)).is_some()
         });
-        if !honest
-            && let Some(shared) = ALL.get().and_then(|all| all.peers.get(boards as usize - 1))
-        {
+        // What was for something makes up for as much that was not.
+        let left = (shared.vain.get() + vain as u32).saturating_sub(shared.found.swap(0));
+        shared.vain.set(left);
+        if left > VAIN_MOST {
             shared.lies.set(1);
             epoll::look_at_all();
         }
@@ -346,7 +435,7 @@ pub fn collect(tables: &Tables, context: u32, mut found: impl FnMut(&'static Soc
 /// Somebody is about to sleep in this context, and is counted there.
 #[inline(always)]
 pub fn sleeps(context: u32) {
-    if ALL.get().is_some_and(|all| all.ours[0].used.is()) {
+    if ANY.load(Ordering::Relaxed) != 0 {
         all_heard(context).for_each(|(_, board)| Awake(&board.awake).sleeps());
     }
 }
@@ -354,7 +443,7 @@ pub fn sleeps(context: u32) {
 /// Somebody sleeps there no more, and will look before he does again.
 #[inline(always)]
 pub fn wakes(context: u32) {
-    if ALL.get().is_some_and(|all| all.ours[0].used.is()) {
+    if ANY.load(Ordering::Relaxed) != 0 {
         let others = || context::has_sleepers(context);
         all_heard(context).for_each(|(_, board)| Awake(&board.awake).wakes(others));
     }
@@ -371,6 +460,8 @@ pub fn forget_all(tables: &Tables) {
             tables.close_hidden(shared.memfd.swap(0) as i32);
         }
         shared.pid.set(0);
+        shared.number.set(0);
+        shared.ringing.store(0, Ordering::Relaxed);
         shared.contexts.set(0);
         let memory = shared.memory.load(Ordering::Acquire);
         if memory != 0 {
@@ -382,7 +473,7 @@ pub fn forget_all(tables: &Tables) {
 }
 
 /// The descriptors that are kept.
-pub fn numbers() -> impl Iterator<Item = &'static P32> {
+pub fn numbers() -> impl Iterator<Item = (&'static P32, &'static AtomicU32)> {
     let peers = ALL.get().map_or(&[][..], |all| all.used());
-    peers.iter().map(|shared| &shared.memfd).filter(|memfd| memfd.is())
+    peers.iter().map(|shared| (&shared.memfd, &shared.ringing)).filter(|(memfd, _)| memfd.is())
 }

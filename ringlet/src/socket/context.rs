@@ -18,7 +18,7 @@ use crate::plain::{P32, P64};
 use crate::thread;
 use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME, ReadyBoard};
 use ringlet_core::memory::Area;
-use ringlet_core::ready::{Awake, Board};
+use ringlet_core::ready::Board;
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
 use ringlet_linux::bell::{self, Address};
@@ -111,10 +111,8 @@ pub struct Bell {
     eventfd: P32,
     address: BellAddress,
     page: AtomicUsize,
-    /// The ready board of the peer's context; 0 if it gave none. That of one that is rung by name is in other memory (`boards`), which stays.
+    /// The ready board of the peer's context; 0 if it gave none. (A stranger's is known to the connection, `boards`.)
     board: AtomicUsize,
-    /// The last sleep there for which this process has rung it (`Awake::asleep`).
-    rung: P64,
     users: P32,
     /// Threads between the look at `eventfd` and their write to it.
     ringing: AtomicU32,
@@ -125,7 +123,7 @@ fn ring_by(eventfd: &P32, ringing: &AtomicU32) {
 }
 
 /// Does something with a number of ours that may move.
-fn in_hand<T>(number: &P32, ringing: &AtomicU32, act: impl FnOnce(i32) -> T) -> T {
+pub fn in_hand<T>(number: &P32, ringing: &AtomicU32, act: impl FnOnce(i32) -> T) -> T {
     // ORDER: SeqCst; pairs with `await_users`: whoever moves the eventfd sees us, or we see its new number.
     ringing.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
@@ -135,10 +133,6 @@ fn in_hand<T>(number: &P32, ringing: &AtomicU32, act: impl FnOnce(i32) -> T) -> 
 }
 
 impl Bell {
-    fn is_named(&self) -> bool {
-        self.address.name.get() != 0
-    }
-
     /// False if it may not have rung.
     fn ring(&self) -> bool {
         match self.address.name.get() {
@@ -446,28 +440,6 @@ pub fn users(bell: u32) -> u32 {
     CONTEXTS.get().and_then(|all| all.bells.get(bell as usize)).map_or(0, |bell| bell.users.get())
 }
 
-/// The ready board of the context that this bell rings, which is rung by its name.
-pub fn announce_at(bell: u32, board: Area) {
-    let Some(bell) = CONTEXTS.get().filter(|_| bell != 0).map(|all| &all.bells[bell as usize])
-    else {
-        return;
-    };
-    if bell.is_named() && bell.board.load(Ordering::Relaxed) != board.base() as usize {
-        bell.rung.set(0);
-        bell.board.store(board.base() as usize, Ordering::Release);
-    }
-}
-
-/// The boards in this memory are another process's from now on.
-pub fn forget_boards(base: usize, len: usize) {
-    let bells = CONTEXTS.get().map_or(&[][..], |all| all.bells());
-    for bell in bells.iter().filter(|bell| bell.is_named()) {
-        if (base..base + len).contains(&bell.board.load(Ordering::Relaxed)) {
-            bell.board.store(0, Ordering::Release);
-        }
-    }
-}
-
 /// Is it a context of ours, and a thread's?
 pub fn is_of_thread(context: u32) -> bool {
     let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
@@ -767,45 +739,28 @@ fn board_place(ours: &Ours, at: usize) -> Option<Area> {
     Some(unsafe { Area::new((boards + place) as *mut u8, size_of::<ReadyBoard>()) })
 }
 
-#[inline(always)]
-fn board_at(base: usize) -> Option<Board<'static>> {
-    board_memory(base).map(Board::from)
-}
-
 #[allow(unsafe_code)]
 #[inline(always)]
-fn board_memory(base: usize) -> Option<&'static ReadyBoard> {
+fn board_at(base: usize) -> Option<Board<'static>> {
     if base == 0 {
         return None;
     }
-    // SAFETY: a peer's, mapped as long as its bell has users, and the socket for which it is asked is one; or for good (`boards`).
+    // SAFETY: a peer's, mapped as long as its bell has users, and the socket for which it is asked is one.
     let area = unsafe { Area::new(base as *mut u8, BOARD_BYTES) };
-    Some(area.at::<ReadyBoard>(0))
+    Some(area.at::<ReadyBoard>(0).into())
 }
 
 /// After publishing for `socket`'s peer, which wished for it: says so on the ready board of its home context. False if it has none.
 pub fn announce(socket: &Socket, lane: u64) -> bool {
+    if socket.boards.is() {
+        return boards::announce(socket, lane);
+    }
     let (bell, Some(all)) = (socket.bell.get(), CONTEXTS.get()) else { return false };
     let Some(board) = board_at(all.bells[bell as usize].board.load(Ordering::Acquire)) else {
         return false;
     };
     board.announce(lane as usize);
     true
-}
-
-/// After `announce`, where that is rung by name: rings whoever sleeps there, once for each sleep. `None`: nobody, or somebody has rung already. False if
-/// it may not have rung.
-#[cold]
-pub fn ring_sleeper(socket: &Socket) -> Option<bool> {
-    let bell = CONTEXTS.get()?.bells.get(socket.bell.get() as usize)?;
-    let board = board_memory(bell.board.load(Ordering::Acquire))?;
-    let sleep = Awake(&board.awake).asleep(bell.rung.get())?;
-    let rang = bell.ring();
-    if rang {
-        // Behind the ring: who passes over his own finds one done.
-        bell.rung.set(sleep);
-    }
-    Some(rang)
 }
 
 pub fn arm(context: u32) {
@@ -1034,9 +989,6 @@ pub fn release(bell: u32) {
     let bell = &all.bells[bell as usize];
     if bell.users.add(u32::MAX) == 0 {
         tables.close_hidden(bell.eventfd.get() as i32);
-        if bell.is_named() {
-            bell.board.store(0, Ordering::Release);
-        }
         bell.address.set(&Address::default());
         for (mapped, bytes) in [(&bell.page, PAGE_BYTES), (&bell.board, size_of::<ReadyBoard>())] {
             let base = mapped.swap(0, Ordering::AcqRel);
@@ -1105,7 +1057,7 @@ pub fn move_away(
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) = ours
         .chain(contexts)
-        .chain(boards::numbers())
+        .chain(boards::numbers().map(|(memfd, _)| memfd))
         .chain(bells)
         .chain(elders)
         .find(|word| word.get() as i32 == fd)
@@ -1130,7 +1082,9 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32,
     let ours = all.contexts.iter().flat_map(|context| {
         [&context.eventfd, &context.named, &context.watch].map(|word| (word, &context.ringing))
     });
-    if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| core::ptr::eq(*word, moved)) {
+    if let Some((_, ringing)) =
+        bells.chain(ours).chain(boards::numbers()).find(|(word, _)| core::ptr::eq(*word, moved))
+    {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }
     let number = all.contexts.iter().position(|context| {

@@ -741,13 +741,21 @@ fn say(
         Some(card) => socket.set_home(card.context),
         None => tell_address(&mut message),
     }
-    if card.is_none()
-        && let Some((offer, memfd)) = boards::give(socket, peer, heard, socket.home.get())
-    {
-        message.boards = offer;
-        put(memfd);
-    }
-    match rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]) {
+    let given = match &card {
+        None => boards::give(socket, peer, heard, socket.home.get()),
+        Some(_) => None,
+    };
+    let sent = match &given {
+        Some(given) => {
+            message.boards = given.offer;
+            given.in_hand(|memfd| {
+                fds[count] = memfd;
+                rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count + 1])
+            })
+        }
+        None => rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]),
+    };
+    match sent {
         // It does not trust us (it can't see us in its /proc, say).
         Err(Errno::EPERM) if count > 0 && segment.is_none() => {
             (message.context, message.process) = (0, 0);
@@ -1126,13 +1134,10 @@ fn keep_bell(
     if message.context == 0 && message.bell.name != 0 {
         socket.bell.set(context::keep_named(&message.bell, socket.fd()).unwrap_or(0));
     }
-    if message.context == 0
-        && message.kind == ANSWER
-        && message.boards.number != 0
-        && let Some(memfd) = fds.take(from)
-    {
+    if message.context == 0 && message.kind == ANSWER && message.boards.number != 0 {
+        let memfd = fds.take(from);
         boards::take(socket, peer, message.boards, memfd);
-        apart::close_foreign(memfd, fds.user);
+        memfd.into_iter().for_each(|memfd| apart::close_foreign(memfd, fds.user));
     }
     if message.context == 0 || !trusts(socket, peer) {
         return;

@@ -5,7 +5,7 @@ use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, channel, context, lease, orphan, view};
+use super::{boards, carrier, channel, context, lease, orphan, view};
 use crate::interconnect::{Interconnect, mirrored, sever};
 use crate::reasons::Reason;
 use ringlet_core::bells;
@@ -498,7 +498,7 @@ pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
 /// Behind the announcement on a board that is shared with a stranger. True if it rang.
 #[cold]
 fn ring_sleeper(socket: &Socket, ring: &SegmentRing) -> bool {
-    let rang = context::ring_sleeper(socket);
+    let rang = boards::ring_sleeper(socket);
     if rang == Some(false) {
         ring_byte(socket, ring);
     }

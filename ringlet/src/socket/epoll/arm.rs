@@ -77,6 +77,13 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             boards::sleeps(context);
         }
     }
+    // What strangers have announced before is hot before what is hot is wished for: what they announce from here on rings, once.
+    if set.context.is()
+        && boards::announced(set.context.get())
+        && let Some(_held) = set.take()
+    {
+        collect(tables, set);
+    }
     let by_name = may_ring_by_name(set);
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
@@ -134,13 +141,6 @@ pub(super) fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
         context != 0 && context::sleepers(context) > u64::from(own)
     });
     if others {
-        // What strangers have announced is hot before what is hot is wished for: by nothing else they ring for that.
-        if set.context.is()
-            && boards::announced(set.context.get())
-            && let Some(_held) = set.take()
-        {
-            collect(tables, set);
-        }
         disarm(&arm_as(tables, set, contexts));
         set.taken.set(1);
     }
