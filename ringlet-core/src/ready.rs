@@ -27,7 +27,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 const BITS: usize = 64;
 /// What an honest stranger may leave: bits of connections that were closed since, and words whose bits were taken with earlier ones.
-const VAIN_MOST: usize = 1024;
+pub const VAIN_MOST: usize = 1024;
 
 /// The words of a board.
 #[derive(Clone, Copy)]
@@ -66,7 +66,7 @@ impl Board<'_> {
     }
 
     /// The same from a stranger, who may set whatever he likes: `found` says whether it was his to say. Returns how many bits and words were for nothing;
-    /// after `VAIN_MOST` of them it ends, and what is left of the pieces that it has begun is lost.
+    /// after `VAIN_MOST` of them it ends, and what is left of the pieces that it has begun is lost: then all that rests has to be looked at.
     pub fn collect_from_stranger(self, mut found: impl FnMut(usize) -> bool) -> usize {
         let mut vain = 0;
         for group in bits(self.top, self.middle.len()) {

@@ -150,13 +150,13 @@ impl Seen {
     /// `None` while another thread is at it, or one that has never come back from there (a handler that jumped, a child by fork): then each looks for
     /// himself.
     fn with<T>(&self, act: impl FnOnce(&mut [(Statement, u64); SEEN_MOST]) -> T) -> Option<T> {
-        // ORDER: Acquire; pairs with the store below.
+        // ORDER: Acquire; pairs with the store in `with` below.
         if self.busy.swap(1, Ordering::Acquire) != 0 {
             return None;
         }
         // SAFETY: nobody else has found `busy` clear since.
         let done = act(unsafe { &mut *self.statements.get() });
-        // ORDER: Release; pairs with the swap above.
+        // ORDER: Release; pairs with the swap in `with` above.
         self.busy.store(0, Ordering::Release);
         Some(done)
     }

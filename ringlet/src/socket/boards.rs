@@ -10,15 +10,14 @@
 //!
 //! A board tells whether its owner is awake, in the place of the interrupt flag, which strangers do not see. Whoever is not is rung by his bell's name.
 
-use super::context::{self, BOARD_BYTES, CONTEXT_COUNT};
+use super::context::{self, BOARD_BYTES, CONTEXT_COUNT, InHand};
 use super::table::{Socket, Tables, tables};
-use super::{chaos, epoll};
 use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{P32, P64};
 use ringlet_core::layout::ReadyBoard;
 use ringlet_core::memory::Area;
-use ringlet_core::ready::{Awake, Board};
+use ringlet_core::ready::{Awake, Board, VAIN_MOST};
 use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::meet::Credentials;
@@ -29,14 +28,12 @@ const PEER_COUNT: usize = 8;
 /// And of one user.
 const OF_ONE_USER: usize = 4;
 /// A process has boards from so many connections on: fewer are looked at in each wait.
-const CONNECTIONS_LEAST: u32 = 4;
+pub const CONNECTIONS_LEAST: u32 = 4;
 /// Those of the accepting side, then those of the connecting one.
 const HALF_BYTES: usize = CONTEXT_COUNT * BOARD_BYTES;
 const BYTES: usize = 2 * HALF_BYTES;
 /// Where our share of the descriptors is smaller, there are none.
 const SHARE_LEAST: usize = 8;
-/// A stranger who has set so many more bits in vain than for something is heard no more.
-const VAIN_MOST: u32 = 1024;
 
 /// What is shared with one process.
 #[derive(Default)]
@@ -79,7 +76,7 @@ const PEER_BITS: u32 = 8;
 #[derive(Default)]
 struct Ours {
     lock: Lock,
-    /// Our number as a connecting process, once it was told.
+    /// Our number as a connecting process, once it was told. (A child by fork has another pid.)
     number: P64,
     /// How many were ever in use.
     used: P32,
@@ -174,11 +171,16 @@ impl Given {
 }
 
 /// The accepting side, which is about to answer. `home`: the context whose bell the peer rings by its name, 0 for none.
-pub fn give(socket: &Socket, peer: Credentials, hello: Offer, home: u32) -> Option<Given> {
+pub fn give(
+    socket: &Socket,
+    peer: Credentials,
+    hello: Offer,
+    home: u32,
+    least: u32,
+) -> Option<Given> {
     let (all, tables) = (ALL.get()?, tables()?);
     let home = if context::is_of_set(home) { home } else { 0 };
     let sane = hello.number != 0 && peer.pid > 0 && is_context(hello.context);
-    let least = if chaos::on() { 1 } else { CONNECTIONS_LEAST };
     if !sane || context::users(socket.bell.get()) < least {
         return None;
     }
@@ -384,6 +386,7 @@ pub fn release(boards: u32) {
         if !shared.users.is() {
             // (Nobody looks there in vain.)
             shared.contexts.set(0);
+            shared.vain.set(0);
         }
     }
 }
@@ -403,6 +406,11 @@ pub fn any(context: u32) -> bool {
     all_heard(context).next().is_some()
 }
 
+/// How many strangers' processes may ring for this context?
+pub fn heard(context: u32) -> u32 {
+    if ANY.load(Ordering::Relaxed) != 0 { all_heard(context).count() as u32 } else { 0 }
+}
+
 /// Has any stranger announced anything for this context?
 #[inline(always)]
 pub fn announced(context: u32) -> bool {
@@ -410,10 +418,11 @@ pub fn announced(context: u32) -> bool {
         && all_heard(context).any(|(_, board)| Board::from(board).announced())
 }
 
-/// Takes what strangers have announced.
+/// Takes what strangers have announced. True if some of it was lost, or is heard no more: all that rests has to be looked at.
 #[cold]
 #[inline(never)]
-pub fn collect(tables: &Tables, context: u32, mut found: impl FnMut(&'static Socket)) {
+pub fn collect(tables: &Tables, context: u32, mut found: impl FnMut(&'static Socket)) -> bool {
+    let mut lost = false;
     for (n, board) in all_heard(context) {
         let Some(shared) = peer_of(n) else { continue };
         let is_of_peer = |socket: &&Socket| socket.boards.get() & ((1 << PEER_BITS) - 1) == n;
@@ -425,11 +434,14 @@ pub fn collect(tables: &Tables, context: u32, mut found: impl FnMut(&'static Soc
         // What was for something makes up for as much that was not.
         let left = (shared.vain.get() + vain as u32).saturating_sub(shared.found.swap(0));
         shared.vain.set(left);
-        if left > VAIN_MOST {
+        // (Bits of connections that were closed since are in vain, too. Who has set so many more than for something is heard no more.)
+        let lies = left as usize > VAIN_MOST;
+        if lies {
             shared.lies.set(1);
-            epoll::look_at_all();
         }
+        lost |= lies || vain > VAIN_MOST;
     }
+    lost
 }
 
 /// Somebody is about to sleep in this context, and is counted there.
@@ -451,10 +463,9 @@ pub fn wakes(context: u32) {
 
 /// In a child by fork: what is heard is the parent's. What is said still goes to the peer, of connections that both have.
 pub fn forget_all(tables: &Tables) {
-    let Some(all) = ALL.get() else { return };
-    let ours = &all.ours[0];
-    ours.lock.reset();
-    ours.number.set(0);
+    // (A page that a child does not touch stays its parent's memory.)
+    let Some(all) = ALL.get().filter(|_| ANY.load(Ordering::Relaxed) != 0) else { return };
+    all.ours[0].lock.reset();
     for shared in all.used() {
         if shared.memfd.is() {
             tables.close_hidden(shared.memfd.swap(0) as i32);
@@ -473,7 +484,8 @@ pub fn forget_all(tables: &Tables) {
 }
 
 /// The descriptors that are kept.
-pub fn numbers() -> impl Iterator<Item = (&'static P32, &'static AtomicU32)> {
-    let peers = ALL.get().map_or(&[][..], |all| all.used());
+pub fn numbers() -> impl Iterator<Item = InHand> + Clone {
+    let all = ALL.get().filter(|_| ANY.load(Ordering::Relaxed) != 0);
+    let peers = all.map_or(&[][..], |all| all.used());
     peers.iter().map(|shared| (&shared.memfd, &shared.ringing)).filter(|(memfd, _)| memfd.is())
 }

@@ -9,8 +9,8 @@
 //! Who gets the eventfd of an epoll set gets its ready board too, on which a sender says which connection has something (`ready`). A stranger's process
 //! has one of its own (`boards`).
 
+use super::bypass;
 use super::table::{Socket, Tables, tables};
-use super::{boards, bypass};
 use crate::local::{self, Local};
 use crate::lock::Lock;
 use crate::once::Once;
@@ -271,7 +271,6 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
             map::stand_in(boards, BOARDS_BYTES);
         }
     }
-    boards::forget_all(tables);
     for socket in tables.followed() {
         socket.set_home(0);
     }
@@ -752,9 +751,6 @@ fn board_at(base: usize) -> Option<Board<'static>> {
 
 /// After publishing for `socket`'s peer, which wished for it: says so on the ready board of its home context. False if it has none.
 pub fn announce(socket: &Socket, lane: u64) -> bool {
-    if socket.boards.is() {
-        return boards::announce(socket, lane);
-    }
     let (bell, Some(all)) = (socket.bell.get(), CONTEXTS.get()) else { return false };
     let Some(board) = board_at(all.bells[bell as usize].board.load(Ordering::Acquire)) else {
         return false;
@@ -962,7 +958,7 @@ pub fn renew_line(bell: u32, line: i32) -> bool {
     tables.hide(socket);
     let old = bell.eventfd.swap(socket as u32) as i32;
     // Who still rings by the old number does it before that is closed.
-    await_users(all, &bell.eventfd, old, |_, _, _| {});
+    await_users(all, &bell.eventfd, old, core::iter::empty(), |_, _, _| {});
     tables.close_hidden(old);
     true
 }
@@ -1041,10 +1037,14 @@ pub fn ring(socket: &Socket) -> bool {
     all.bells[bell as usize].ring()
 }
 
+/// A number of ours that is kept elsewhere, and the count of threads that have it in hand.
+pub type InHand = (&'static P32, &'static AtomicU32);
+
 /// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
 pub fn move_away(
     fd: i32,
     elders: impl Iterator<Item = &'static P32>,
+    kept: impl Iterator<Item = InHand> + Clone,
     renamed: impl Fn(u32, i32, i32),
 ) -> bool {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
@@ -1057,7 +1057,7 @@ pub fn move_away(
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) = ours
         .chain(contexts)
-        .chain(boards::numbers().map(|(memfd, _)| memfd))
+        .chain(kept.clone().map(|(word, _)| word))
         .chain(bells)
         .chain(elders)
         .find(|word| word.get() as i32 == fd)
@@ -1065,7 +1065,7 @@ pub fn move_away(
         return false;
     };
     tables.rename(word) && {
-        await_users(all, word, fd, renamed);
+        await_users(all, word, fd, kept, renamed);
         true
     }
 }
@@ -1075,7 +1075,13 @@ pub fn move_away(
 ///
 /// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on a bell of ours would look at the program's file, and hear no
 /// ring. So the eventfd is rung, by the number that it has now, and whoever sleeps looks for that.
-fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32, i32)) {
+fn await_users(
+    all: &Contexts,
+    moved: &P32,
+    old: i32,
+    kept: impl Iterator<Item = InHand>,
+    renamed: impl Fn(u32, i32, i32),
+) {
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
@@ -1083,7 +1089,7 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32,
         [&context.eventfd, &context.named, &context.watch].map(|word| (word, &context.ringing))
     });
     if let Some((_, ringing)) =
-        bells.chain(ours).chain(boards::numbers()).find(|(word, _)| core::ptr::eq(*word, moved))
+        bells.chain(ours).chain(kept).find(|(word, _)| core::ptr::eq(*word, moved))
     {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }

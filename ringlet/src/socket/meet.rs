@@ -742,7 +742,10 @@ fn say(
         None => tell_address(&mut message),
     }
     let given = match &card {
-        None => boards::give(socket, peer, heard, socket.home.get()),
+        None => {
+            let least = if chaos::on() { 1 } else { boards::CONNECTIONS_LEAST };
+            boards::give(socket, peer, heard, socket.home.get(), least)
+        }
         Some(_) => None,
     };
     let sent = match &given {
@@ -750,7 +753,9 @@ fn say(
             message.boards = given.offer;
             given.in_hand(|memfd| {
                 fds[count] = memfd;
-                rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count + 1])
+                // (In a child that a handler has forked just now there is none.)
+                let all = count + usize::from(memfd != 0);
+                rendezvous::send(meeting, message.frame().as_bytes(), &fds[..all])
             })
         }
         None => rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]),

@@ -130,12 +130,14 @@ pub fn start(config: Config) -> Sys<()> {
     });
     let tables = map::together(TABLES_BYTES, || {
         context::start()?;
-        boards::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;
         }
         epoll::start()?;
-        table::Tables::map(config, process::after_fork)
+        let tables = table::Tables::map(config, process::after_fork)?;
+        // (Last: few processes touch it.)
+        boards::start()?;
+        Ok(tables)
     })?;
     // Last: other threads use them from here on, and what they put there before the family's part is known (`map::share`) would be lost.
     table::publish(tables);

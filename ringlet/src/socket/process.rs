@@ -12,8 +12,8 @@ use super::table::{
     self, Kind, Known, LENDER, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
 };
 use super::{
-    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    rest, rings, sides, view,
+    boards, carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving,
+    pairs, pin, rest, rings, sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -554,6 +554,7 @@ pub fn after_fork() {
         BEHIND_OUR_BACK.fetch_and(FOR_GOOD, Ordering::SeqCst);
     }
     context::forget_all(tables, |set, eventfd| epoll::inherit(tables, set, eventfd));
+    boards::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
     epoll::after_fork(tables, parent);
@@ -998,7 +999,7 @@ pub fn borrowed_if_known(from: i32, to: i32) -> bool {
 
 /// The program wants the number of one of our own descriptors: the descriptor moves away.
 pub fn make_way(fd: i32) -> bool {
-    context::move_away(fd, epoll::elders(), epoll::renamed)
+    context::move_away(fd, epoll::elders(), boards::numbers(), epoll::renamed)
         || view::move_away(fd)
         || datagram::move_door(fd)
         || meet::give_up_number(fd)

@@ -509,7 +509,12 @@ fn ring_sleeper(socket: &Socket, ring: &SegmentRing) -> bool {
 #[cold]
 fn announce(socket: &Socket, ring: &SegmentRing) -> bool {
     // ORDER: Relaxed; behind the look that has found the wish, before which it was written (`wait::want_ready`).
-    context::announce(socket, ring.control().receiver.lane.load(Ordering::Relaxed))
+    let lane = ring.control().receiver.lane.load(Ordering::Relaxed);
+    if socket.boards.is() {
+        boards::announce(socket, lane)
+    } else {
+        context::announce(socket, lane)
+    }
 }
 
 /// After a release: wakes a sender that waits for room.

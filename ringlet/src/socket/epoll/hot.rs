@@ -102,7 +102,7 @@ pub(super) fn collect(tables: &Tables, set: &Set) {
     }
     let context = set.context.get();
     if context != 0 && boards::announced(context) {
-        boards::collect(tables, context, |socket| announced(tables, set, socket));
+        collect_strangers(tables, set, context);
     }
 }
 
@@ -116,6 +116,14 @@ fn collect_from(tables: &Tables, set: &Set, board: Board<'_>) {
     });
 }
 
+#[cold]
+#[inline(never)]
+fn collect_strangers(tables: &Tables, set: &Set, context: u32) {
+    if boards::collect(tables, context, |socket| announced(tables, set, socket)) {
+        look_at_all();
+    }
+}
+
 fn announced(tables: &Tables, set: &Set, socket: &Socket) {
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| is_of(watch, set)) {
         watch.again.set(1);
@@ -124,7 +132,7 @@ fn announced(tables: &Tables, set: &Set, socket: &Socket) {
 }
 
 /// Who rests is to be looked at, whatever was announced.
-pub fn look_at_all() {
+fn look_at_all() {
     for set in set::used() {
         set.all_hot.set(1);
         // ORDER: a fence behind `all_hot`; pairs with `wait::arm`: who is about to sleep sees it, or is seen.

@@ -14,7 +14,7 @@ use super::order::{IN_ORDER_MOST, note_other, place_of};
 use super::registration::{ASKS_MAX, has_neighbours};
 use super::set::{self, Set, Visit, is_marked_unmoved, is_of};
 use crate::socket::table::Tables;
-use crate::socket::{context, doorbells};
+use crate::socket::{boards, context, doorbells};
 use crate::waiting::sleep;
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::{self, epoll_event};
@@ -88,7 +88,9 @@ fn heard(tables: &Tables, set: &Visit) {
 fn heard_named(set: &Visit) {
     let _held = set.take();
     if !set.is_over() {
-        context::heard_named(set.context.get(), set.hot_count.get());
+        // (Each hot connection may have rung, and each stranger's process for what rests.)
+        let context = set.context.get();
+        context::heard_named(context, set.hot_count.get().max(boards::heard(context)));
     }
 }
 
@@ -220,7 +222,8 @@ fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
         doorbells::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
-        let by_byte = watch.hot.is() && rings_by_name(set, socket, socket.home.get());
+        let rings = watch.hot.is() || socket.boards.is();
+        let by_byte = rings && rings_by_name(set, socket, socket.home.get());
         heat(set, watch, held.is_some());
         if by_byte {
             // Perhaps because the bell's queue is full. That gives no edge any more by which it would be emptied.

@@ -28,7 +28,6 @@ mod wait;
 pub use bells::{any_of_ours, renamed};
 pub use control::control;
 pub use elder::{elders, inherit};
-pub use hot::look_at_all;
 #[cfg(test)]
 pub use hot::{amid, at_work, leave_amid, looks_at_all};
 pub use life::{
