@@ -166,7 +166,11 @@ public class Talk {
             selector.select();
             for (SelectionKey key : selector.selectedKeys()) {
                 in.clear();
-                received += ((SocketChannel) key.channel()).read(in);
+                int came = ((SocketChannel) key.channel()).read(in);
+                if (came < 0) {
+                    throw new IOException("the server has gone");
+                }
+                received += came;
             }
             selector.selectedKeys().clear();
             if (began == 0 && received >= (long) WARM_PINGS * PING_BYTES) {

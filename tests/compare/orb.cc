@@ -32,7 +32,7 @@ static int serve(CORBA::ORB_ptr orb, const std::string &file) {
     return 0;
 }
 
-/// COUNT calls, behind a tenth as many that do not count. Their time, or none where an answer is wrong.
+/// COUNT calls, behind a tenth as many that do not count. Their time; a wrong answer ends the program.
 static double ask(Echo_ptr echo, int bytes, int count) {
     Echo::Block block;
     block.length(bytes);

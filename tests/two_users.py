@@ -1,6 +1,6 @@
 """Many connections between two users' processes, which share ready boards: clients that come, are killed, and come again; and one that lies there.
 
-    python3 tests/strangers.py [--ringlet PATH] [--seed N]
+    python3 tests/two_users.py [--ringlet PATH] [--seed N]
 
 Only root can become another user.
 """
@@ -64,6 +64,7 @@ def asks(port, seed, rounds, lies):
     for end in ends:
         waits.register(end, select.EPOLLIN)
     of = {end.fileno(): end for end in ends}
+    lied = 0
     print("begins", flush=True)
     for number in range(rounds):
         asked = {end.fileno(): struct.pack("<Q", number << 8 | n) for n, end in enumerate(draw.sample(ends, draw.choice((1, 1, 2, 9))))}
@@ -71,10 +72,11 @@ def asks(port, seed, rounds, lies):
             of[end].sendall(word)
         if lies and number > rounds // 2 and number % 16 == 0:
             lie(draw)
-        until = time.monotonic() + (HIDDEN_SECONDS if lies else SECONDS)
+            lied += 1
+        until = time.monotonic() + (HIDDEN_SECONDS if lied else SECONDS)
         while asked:
             found = waits.poll(max(0, until - time.monotonic()))
-            if not found and lies:
+            if not found and lied:
                 # (What it has said itself, it may hide.)
                 break
             if not found:
@@ -85,6 +87,7 @@ def asks(port, seed, rounds, lies):
                     sys.exit(f"round {number}: {came!r} is no answer")
         if asked:
             break
+    assert bool(lied) == lies, "it has not lied"
     print(len(boards(os.getpid())), flush=True)
 
 
@@ -136,9 +139,14 @@ def play(ringlet, seed):
             port = int(server.stdout.readline())
 
             def kept():
-                # (What a killed client leaves is noticed at the server's next waits.)
+                """What the server has, once it has noticed that its clients have gone."""
                 Client(this, port, draw.random(), 50).ends(False)
-                return len(os.listdir(f"/proc/{server.pid}/fd")), len(boards(server.pid))
+                until = time.monotonic() + SECONDS
+                while True:
+                    descriptors = len(os.listdir(f"/proc/{server.pid}/fd"))
+                    time.sleep(0.5)
+                    if descriptors == len(os.listdir(f"/proc/{server.pid}/fd")) or time.monotonic() > until:
+                        return descriptors, len(boards(server.pid))
 
             Client(this, port, draw.random()).ends()
             print("one client: passed")
