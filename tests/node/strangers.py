@@ -224,12 +224,24 @@ def scenes(ground):
         server, client = host.container(), host.container()
         # Each waits for a far end that never comes.
         held = []
+
+        def waits(shown):
+            guest = greeted(service)
+            guest.sendmsg([message(COME)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [shown.fileno()]))])
+            held.append(guest)
+
+        def first_waits():
+            """(The service may have to hear first of how both connections began; and who asks it is a guest, too.)"""
+            while held:
+                held.pop().close()
+            waits(shown[0])
+            return service.status()["waiting"] == 1
+
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            for _ in range(2):
-                shown = socket.create_connection(listener.getsockname())
-                guest = greeted(service)
-                guest.sendmsg([message(COME)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [shown.fileno()]))])
-                held += [guest, shown]
+            shown = [socket.create_connection(listener.getsockname()) for _ in range(2)]
+            until(first_waits, "the first to wait")
+            waits(shown[1])
+        held += shown
         Across(ground, server.name, client.name, server.ip).stays_apart(name, "node-full")
         for each in held:
             each.close()
