@@ -48,7 +48,7 @@ pub trait Serve {
     fn is_owed(&self) -> bool;
     /// That while is over: what waited for something with which it would go waits no more.
     fn overdue(&mut self) {}
-    /// Does a pass that finds nothing make system calls? It is armed at once then.
+    /// Does a pass that finds nothing make system calls? Then it is armed without a watch, behind a shorter offer of the processor.
     fn is_dear(&self) -> bool {
         false
     }
@@ -312,11 +312,11 @@ impl<S: Serve> Server<S> {
         let mut now = began;
         while now >= self.offers_from && now - began < most {
             std::thread::yield_now();
+            let took = now.elapsed();
             let found = !self.pass(over) || !over.is_empty() || self.rings();
-            let before = std::mem::replace(&mut now, Instant::now());
-            let took = now - before;
+            now = Instant::now();
             if took > LOST {
-                let unpaid = took.saturating_sub(self.saved);
+                let unpaid = took.saturating_sub(self.saved).min(SAVED_MOST);
                 self.saved = self.saved.saturating_sub(took);
                 self.offers_from = now + LOST_TIMES * unpaid;
             }

@@ -146,7 +146,9 @@ pub struct Offer {
 pub fn offer(home: u32) -> Offer {
     let (Some(all), true) = (ALL.get(), context::is_of_set(home)) else { return Offer::default() };
     let ours = &all.ours[0];
-    if let Some(_held) = ours.lock.take().filter(|_| ours.number.get() == 0) {
+    if ours.number.get() == 0
+        && let Some(_held) = ours.lock.take().filter(|_| ours.number.get() == 0)
+    {
         ours.number.set(random().unwrap_or(0));
     }
     Offer { number: ours.number.get(), context: home }
@@ -463,9 +465,12 @@ pub fn wakes(context: u32) {
 
 /// In a child by fork: what is heard is the parent's. What is said still goes to the peer, of connections that both have.
 pub fn forget_all(tables: &Tables) {
-    // (A page that a child does not touch stays its parent's memory.)
-    let Some(all) = ALL.get().filter(|_| ANY.load(Ordering::Relaxed) != 0) else { return };
+    let Some(all) = ALL.get() else { return };
     all.ours[0].lock.reset();
+    // (A page that a child does not touch stays its parent's memory.)
+    if ANY.load(Ordering::Relaxed) == 0 {
+        return;
+    }
     for shared in all.used() {
         if shared.memfd.is() {
             tables.close_hidden(shared.memfd.swap(0) as i32);

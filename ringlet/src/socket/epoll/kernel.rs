@@ -90,7 +90,7 @@ fn heard_named(set: &Visit) {
     if !set.is_over() {
         // (Each hot connection may have rung, and each stranger's process for what rests.)
         let context = set.context.get();
-        context::heard_named(context, set.hot_count.get().max(boards::heard(context)));
+        context::heard_named(context, set.hot_count.get() + boards::heard(context));
     }
 }
 
