@@ -102,7 +102,11 @@ fn many_connections_are_told_with_the_processor_time_of_each_end() {
         ("many-edge", "connection", "tcp"),
         ("many-poll", "connection", "tcp"),
         ("many-select", "connection", "tcp"),
+        ("many-turns", "connection", "tcp"),
+        ("many-bursts", "connection", "tcp"),
         ("many-udp", "sender", "udp"),
+        ("many-udp-turns", "sender", "udp"),
+        ("many-udp-bursts", "sender", "udp"),
     ] {
         for count in [1, 70] {
             let plural = if count == 1 { "" } else { "s" };

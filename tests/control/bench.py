@@ -5,7 +5,7 @@ import subprocess
 
 from harness import CLIENT_SECONDS, require
 
-WAYS = ["many-epoll", "many-edge", "many-poll", "many-select", "many-udp", "idle-epoll", "idle-poll", "idle-select"]
+WAYS = ["many-epoll", "many-edge", "many-poll", "many-select", "many-turns", "many-bursts", "many-udp", "many-udp-turns", "many-udp-bursts", "idle-epoll", "idle-poll", "idle-select"]
 CONNECTIONS = (1, 40)
 
 

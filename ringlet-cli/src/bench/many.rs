@@ -7,6 +7,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::child::{BUFFER_BYTES, pause, say};
 use super::client::{IDLE_TRIPS, SETTLE_MAX, path_name};
 use super::machine;
-use super::spec::{Among, Family, Figure, Pause, Said, Spec, Unit, Work};
+use super::spec::{Among, Family, Figure, Order, Pause, Said, Spec, Unit, Work};
 use super::stats::Recorder;
 use super::wire::{Listener, Wire, dial_for_messages, read_now, write_all_waiting};
 
@@ -55,7 +56,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
 
 fn asked(spec: &Spec) -> Result<(Among, usize)> {
     match spec.work {
-        Work::Many { by, connections } | Work::Idle { by, connections } => Ok((by, connections)),
+        Work::Many { by, connections, .. } | Work::Idle { by, connections } => {
+            Ok((by, connections))
+        }
         _ => bail!("this is not of many connections"),
     }
 }
@@ -246,8 +249,10 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
     have_lived(&wires, spec.ring_expected).context("warming up")?;
     pause(Pause::Ready)?;
     match spec.work {
-        Work::Idle { .. } => idle(&wires),
-        _ => many(&wires, spec.family, Duration::from_millis(spec.budget_ms)),
+        Work::Many { order, .. } => {
+            many(&wires, order, spec.family, Duration::from_millis(spec.budget_ms))
+        }
+        _ => idle(&wires),
     }
 }
 
@@ -313,22 +318,25 @@ fn path(wires: &[Wire]) -> String {
     }
 }
 
-/// Round trips on a random one, each with its time, and what they took of both processes.
-fn many(wires: &[Wire], family: Family, budget: Duration) -> Result<Vec<Figure>> {
+/// Round trips in some order, each with its time (of a burst from its begin), and what they took of both processes.
+fn many(wires: &[Wire], order: Order, family: Family, budget: Duration) -> Result<Vec<Figure>> {
     let server_time = || trip(&wires[0], TELL).map(u64::from_le_bytes);
-    let mut random = Random::new();
+    let mut turns = Turns { order, random: Random::new(), next: 0 };
     let mut recorder = Recorder::new();
     let mut trips = 0u64;
     let server_before = server_time()?;
     let (before, start) = (processor_time()?, Instant::now());
     let mut last = start;
     while trips == 0 || last - start < budget {
-        let wire = &wires[random.below(wires.len())];
-        ensure!(trip(wire, ECHO)? == [ECHO; MESSAGE], "another answer than what was sent");
-        let now = Instant::now();
-        recorder.record(now - last);
-        last = now;
-        trips += 1;
+        let these = &wires[turns.next(wires.len())];
+        these.iter().try_for_each(|wire| ask(wire, ECHO))?;
+        let began = last;
+        for wire in these {
+            ensure!(answered(wire)? == [ECHO; MESSAGE], "another answer than what was sent");
+            last = Instant::now();
+            recorder.record(last - began);
+            trips += 1;
+        }
     }
     let client = processor_time()? - before;
     let server = server_time()? - server_before;
@@ -371,6 +379,27 @@ fn idle(wires: &[Wire]) -> Result<Vec<Figure>> {
 fn processor_time() -> Result<u64> {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?;
     Ok(Duration::from(time).as_nanos() as u64)
+}
+
+/// Who has the next messages.
+struct Turns {
+    order: Order,
+    random: Random,
+    next: usize,
+}
+
+impl Turns {
+    /// Of so many: those at these places, at once.
+    fn next(&mut self, all: usize) -> Range<usize> {
+        let first = match self.order {
+            Order::Random => self.random.below(all),
+            _ => self.next,
+        };
+        let most = if self.order == Order::Bursts { WINDOW } else { 1 };
+        let end = all.min(first + most);
+        self.next = if end == all { 0 } else { end };
+        first..end
+    }
 }
 
 /// The same order for all who take part: xorshift64 (G. Marsaglia, Journal of Statistical Software 8, 2003).
@@ -458,11 +487,20 @@ mod tests {
 
     #[test]
     fn every_connection_has_its_turn() {
-        let mut random = Random::new();
-        let mut times = [0; 512];
-        for _ in 0..512 * 64 {
-            times[random.below(512)] += 1;
+        for (order, fewest, most) in
+            [(Order::Random, 16, 256), (Order::Turns, 64, 64), (Order::Bursts, 64, 64)]
+        {
+            let mut turns = Turns { order, random: Random::new(), next: 0 };
+            let mut times = [0; 500];
+            let mut count = 0;
+            while count < times.len() * 64 {
+                let these = turns.next(times.len());
+                assert!((1..=WINDOW).contains(&these.len()), "{order:?}: {these:?}");
+                count += these.len();
+                times[these].iter_mut().for_each(|times| *times += 1);
+            }
+            let fair = |times: &i32| (fewest..=most).contains(times);
+            assert!(times.iter().all(fair), "{order:?}: {times:?}");
         }
-        assert!(times.iter().all(|&times| (16..256).contains(&times)), "{times:?}");
     }
 }

@@ -156,8 +156,8 @@ enum Group {
     Costs,
     /// One busy connection beside many idle ones
     Scale,
-    /// A round trip on a random one of many connections, and what that takes of each end's processor: by epoll (level and edge), poll, select;
-    /// and by one of many UDP senders
+    /// Round trips on many connections, and what they take of each end's processor: on a random one by epoll (level and edge), poll, select;
+    /// on each in its turn, and in bursts; and the same by many UDP senders
     Many,
     /// Waits of 1 ms beside many idle connections, and what each takes of a processor: by epoll, poll, select
     Idle,

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{Among, By, Cost, Family, Link, Over, Waiting, Work};
+use super::spec::{Among, By, Cost, Family, Link, Order, Over, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -284,27 +284,72 @@ fn contenders(transports: &[Transport], work: &Work) -> Vec<Contender> {
 }
 
 /// Cases of many connections: the first of each group is measured unasked.
-const LOTS: [(Group, Among, &str, &str); 8] = [
-    (Group::Many, Among::Epoll, "many-epoll", "one of many connections at random, server by epoll"),
+const LOTS: [(Kind, Among, &str, &str); 12] = [
     (
-        Group::Many,
+        Kind::Many(Order::Random),
+        Among::Epoll,
+        "many-epoll",
+        "one of many connections at random, server by epoll",
+    ),
+    (
+        Kind::Many(Order::Random),
         Among::Edge,
         "many-edge",
         "one of many connections at random, server by epoll's edges",
     ),
-    (Group::Many, Among::Poll, "many-poll", "one of many connections at random, server by poll"),
     (
-        Group::Many,
+        Kind::Many(Order::Random),
+        Among::Poll,
+        "many-poll",
+        "one of many connections at random, server by poll",
+    ),
+    (
+        Kind::Many(Order::Random),
         Among::Select,
         "many-select",
         "one of many connections at random, server by select",
     ),
-    (Group::Many, Among::Epoll, MANY_SENDERS, "one of many UDP senders at random, server by epoll"),
-    (Group::Idle, Among::Epoll, "idle-epoll", "waits of 1 ms beside idle connections, by epoll"),
-    (Group::Idle, Among::Poll, "idle-poll", "waits of 1 ms beside idle connections, by poll"),
-    (Group::Idle, Among::Select, "idle-select", "waits of 1 ms beside idle connections, by select"),
+    (
+        Kind::Many(Order::Turns),
+        Among::Epoll,
+        "many-turns",
+        "each of many connections in its turn, server by epoll",
+    ),
+    (
+        Kind::Many(Order::Bursts),
+        Among::Epoll,
+        "many-bursts",
+        "many connections in bursts of up to 64, server by epoll",
+    ),
+    (
+        Kind::Senders(Order::Random),
+        Among::Epoll,
+        "many-udp",
+        "one of many UDP senders at random, server by epoll",
+    ),
+    (
+        Kind::Senders(Order::Turns),
+        Among::Epoll,
+        "many-udp-turns",
+        "each of many UDP senders in its turn, server by epoll",
+    ),
+    (
+        Kind::Senders(Order::Bursts),
+        Among::Epoll,
+        "many-udp-bursts",
+        "many UDP senders in bursts of up to 64, server by epoll",
+    ),
+    (Kind::Idle, Among::Epoll, "idle-epoll", "waits of 1 ms beside idle connections, by epoll"),
+    (Kind::Idle, Among::Poll, "idle-poll", "waits of 1 ms beside idle connections, by poll"),
+    (Kind::Idle, Among::Select, "idle-select", "waits of 1 ms beside idle connections, by select"),
 ];
-const MANY_SENDERS: &str = "many-udp";
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Many(Order),
+    Senders(Order),
+    Idle,
+}
 
 /// One number of connections.
 struct Lot {
@@ -320,7 +365,8 @@ fn lots(args: &BenchArgs, notes: &mut Vec<String>) -> Vec<Lot> {
     let named = |group| args.only.contains(&group);
     let mut all: Vec<Lot> = Vec::new();
     let mut too_many = false;
-    for (group, by, name, title) in LOTS {
+    for (kind, by, name, title) in LOTS {
+        let group = if matches!(kind, Kind::Idle) { Group::Idle } else { Group::Many };
         if !named(group) && all.iter().any(|lot| lot.group == group) {
             continue;
         }
@@ -339,12 +385,12 @@ fn lots(args: &BenchArgs, notes: &mut Vec<String>) -> Vec<Lot> {
                 too_many = true;
                 continue;
             }
-            let work = match group {
-                Group::Idle => Work::Idle { by, connections },
-                _ => Work::Many { by, connections },
+            let work = match kind {
+                Kind::Idle => Work::Idle { by, connections },
+                Kind::Many(order) | Kind::Senders(order) => Work::Many { by, order, connections },
             };
-            let mut contenders = match name {
-                MANY_SENDERS => datagrams(&args.transport, &work),
+            let mut contenders = match kind {
+                Kind::Senders(_) => datagrams(&args.transport, &work),
                 _ => contenders(&args.transport, &work),
             };
             // Of Unix sockets if they are asked for.
@@ -530,18 +576,24 @@ mod tests {
     fn many_and_idle_have_all_ways_and_numbers_if_they_are_named() {
         let mut notes = Vec::new();
         let all = works(&["--only", "many,idle"], &mut notes);
-        let many = |by| move |&connections: &usize| Work::Many { by, connections };
+        let many = |by, order| move |&connections: &usize| Work::Many { by, order, connections };
         let idle = |by| move |&connections: &usize| Work::Idle { by, connections };
         let numbers = [1, 32, 128, 512, 2000];
         let mut expected = Vec::new();
         let mut expect = |name, works: Vec<Work>| {
             expected.extend(works.into_iter().map(|work| (name, work)));
         };
-        expect("many-epoll", numbers.iter().map(many(Among::Epoll)).collect());
-        expect("many-edge", numbers.iter().map(many(Among::Edge)).collect());
-        expect("many-poll", numbers.iter().map(many(Among::Poll)).collect());
-        expect("many-select", numbers[..4].iter().map(many(Among::Select)).collect());
-        expect("many-udp", numbers.iter().map(many(Among::Epoll)).collect());
+        expect("many-epoll", numbers.iter().map(many(Among::Epoll, Order::Random)).collect());
+        expect("many-edge", numbers.iter().map(many(Among::Edge, Order::Random)).collect());
+        expect("many-poll", numbers.iter().map(many(Among::Poll, Order::Random)).collect());
+        let selected = numbers[..4].iter().map(many(Among::Select, Order::Random));
+        expect("many-select", selected.collect());
+        let by_epoll = |order| numbers.iter().map(many(Among::Epoll, order)).collect();
+        expect("many-turns", by_epoll(Order::Turns));
+        expect("many-bursts", by_epoll(Order::Bursts));
+        expect("many-udp", by_epoll(Order::Random));
+        expect("many-udp-turns", by_epoll(Order::Turns));
+        expect("many-udp-bursts", by_epoll(Order::Bursts));
         expect("idle-epoll", [100, 500, 2000].iter().map(idle(Among::Epoll)).collect());
         expect("idle-poll", [100, 500, 2000].iter().map(idle(Among::Poll)).collect());
         expect("idle-select", [100, 500].iter().map(idle(Among::Select)).collect());
@@ -562,8 +614,8 @@ mod tests {
             all.retain(|(name, _)| name.starts_with("many") || name.starts_with("idle"));
             all
         };
-        let by = Among::Epoll;
-        let many = |connections| ("many-epoll", Work::Many { by, connections });
+        let (by, order) = (Among::Epoll, Order::Random);
+        let many = |connections| ("many-epoll", Work::Many { by, order, connections });
         let idle = |connections| ("idle-epoll", Work::Idle { by, connections });
         assert_eq!(of(&[]), [many(512), idle(500)]);
         assert_eq!(of(&["--quick"]), [many(1), many(32), many(128), idle(100)]);

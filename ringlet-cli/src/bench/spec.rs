@@ -65,8 +65,8 @@ pub enum Work {
     Cost { of: Cost },
     /// Ping-pong by epoll on one connection, alone and then beside `idle` others.
     Scale { idle: usize },
-    /// Ping-pong on a random one of so many connections, whose server waits for any of them.
-    Many { by: Among, connections: usize },
+    /// Round trips on so many connections, whose server waits for any of them.
+    Many { by: Among, order: Order, connections: usize },
     /// The server waits by the millisecond for any of so many connections, which all are idle.
     Idle { by: Among, connections: usize },
     /// Active Messages: round trips, rate, stores; a poll that finds nothing with so many connections.
@@ -106,6 +106,16 @@ pub enum Among {
     Edge,
     Poll,
     Select,
+}
+
+/// Which of many connections has the next message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Order {
+    Random,
+    /// Each in its turn.
+    Turns,
+    /// Several at once, and then their answers.
+    Bursts,
 }
 
 /// What lies between two network namespaces.
@@ -271,7 +281,7 @@ mod tests {
             Work::Latency { sizes: vec![1, 8, 1 << 23] },
             Work::Events { by: Waiting::Poll },
             Work::Scale { idle: 10_000 },
-            Work::Many { by: Among::Edge, connections: 2000 },
+            Work::Many { by: Among::Edge, order: Order::Bursts, connections: 2000 },
             Work::Limits { cpus: Some((0, 3)) },
         ] {
             let spec = Spec {
