@@ -18,10 +18,36 @@ pub fn whole(words: &[P64; 2]) -> [u8; 16] {
     ip
 }
 
-/// Spreads addresses over a table's buckets.
+/// Spreads addresses over a table's buckets (multiplicative hashing, D. Knuth, The Art of Computer Programming, 6.4): each bit of the product is of those
+/// factors' bits that are no higher, so its upper ones are taken.
 pub fn hash(address: &Address) -> usize {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let [low, high] = halves(&address.ip);
-    let mixed = (low ^ high.rotate_left(17) ^ u64::from(address.port) << 40)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 32) as usize
+    let ip = (low ^ high.rotate_left(17)).wrapping_mul(FACTOR) >> 32;
+    ((ip ^ u64::from(address.port)).wrapping_mul(FACTOR) >> 48) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ports of one address, in a row and as they come, and addresses in a row.
+    #[test]
+    fn neighbours_are_in_different_buckets() {
+        const BUCKETS: usize = 32;
+        let at = |host: u8, port: u16| {
+            let mut ip = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+            ip[15] = host;
+            Address { ip, port }
+        };
+        let ports = (0..1024).map(|n| at(1, 40_000 + n)).collect::<Vec<_>>();
+        let scattered = (0..1024u32).map(|n| at(1, (n * 40_503 % 65_536) as u16)).collect();
+        let even = (0..1024).map(|n| at(1, 32_768 + 2 * n)).collect();
+        let hosts = (0..1024u16).map(|n| at(n as u8, 53 + n / 256)).collect();
+        for these in [ports, scattered, even, hosts] {
+            let mut counts = [0; BUCKETS];
+            these.iter().for_each(|address| counts[hash(address) % BUCKETS] += 1);
+            assert!(counts.iter().all(|count| (8..=72).contains(count)), "{counts:?}");
+        }
+    }
 }

@@ -23,17 +23,23 @@ const LANES_MAX_COUNT: u32 = 1024;
 /// Lanes that a receiver looks at; the others are turned to the kernel until something comes from there. So the price of a look does
 /// not grow with idle senders.
 const HOT_COUNT: usize = 32;
-const BUCKET_COUNT: usize = 32;
+const BUCKET_COUNT: usize = 128;
 /// After so many messages it is looked at what lanes are worth (`Mailbox::count`).
-const COOL_EVERY: u64 = 1024;
+const COOL_EVERY: u64 = 16;
+/// Not before so many, since who begins sleeps more than later.
+const TRIED_FIRST: u64 = 256;
 /// A lane that brought nothing while so many messages came otherwise is looked at no more.
 const COOL_AFTER: u32 = 4096;
 /// Of more senders than that, those are heard by their lanes that send as often as if they were no more: this often in turn. Who is heard by turns would
 /// cost the kernel's way, the looks, and the way between them besides (128 senders at random, medians: 11.5 us of the receiver where the kernel took 6.1).
 const OFTEN: u32 = HOT_COUNT as u32;
 const OFTEN_TIMES: u32 = 4;
-/// Where lanes bring less than this part of the messages, looks at them are not worth it.
-const WORTH_PART: u64 = 2;
+/// What lanes save and cost, in turns of one lane to the kernel or back (a store and a fence, about 80 ns): a message that comes by one saves the kernel's
+/// send and receive; each other one costs a look.
+const SAVED_TURNS: u64 = 24;
+const LOOKS_OF_A_TURN: u64 = 8;
+/// Where they cost more, none is looked at for as many messages, then for twice as many, so often.
+const REST_DOUBLINGS: u32 = 10;
 /// The first bytes of each message: how many its sender had sent through the kernel.
 const HEAD_BYTES: usize = 8;
 /// Looks at a busy sender before it is given up: it is between two stores, unless it has been stopped there.
@@ -57,7 +63,6 @@ pub fn begin(socket: &Socket) -> bool {
 }
 
 /// What comes in to one socket. One per `End`.
-#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Mailbox {
     /// Its lanes; 0 when there is none.
@@ -81,6 +86,10 @@ pub struct Mailbox {
     taken: P64,
     seen_before: P64,
     taken_before: P64,
+    /// Lanes that were turned since then. Until this many messages none is looked at, which was found so often in turn.
+    turned: P64,
+    rests_until: P64,
+    rested: P32,
     /// The positions at which lanes were when they left the hot ones, less those at which they came.
     retired: P64,
 }
@@ -427,6 +436,9 @@ impl Mailbox {
     /// did not before.
     pub fn heat(&self, all: &Inlets, index: u32, sleepers: bool) -> bool {
         let inlet = all.get(index);
+        if self.seen.get() < self.rests_until.get() {
+            return false;
+        }
         let Some(lane) = all.lane(self, index).filter(|_| inlet.state.get() == COLD) else {
             return false;
         };
@@ -457,18 +469,29 @@ impl Mailbox {
         (self.seen.get() as u32).wrapping_sub(inlet.active_at.get())
     }
 
-    /// A message was received. Now and then: lanes that have brought nothing for long are looked at no more; nor is any where the kernel brings most.
+    /// A message was received. Now and then: lanes that have brought nothing for long are looked at no more; nor is any where they cost more than they
+    /// save. (Who sleeps before each message turns all of them twice for it, and none brings it.)
     pub fn count(&self, all: &Inlets) {
         if !self.seen.add(1).is_multiple_of(COOL_EVERY) {
             return;
         }
+        let hot = u64::from(self.hot_count());
         let seen = self.seen.get().wrapping_sub(self.seen_before.get());
         let taken = self.taken.get().wrapping_sub(self.taken_before.get());
+        let cost = self.turned.get() + seen * hot / LOOKS_OF_A_TURN;
+        self.turned.set(0);
         self.seen_before.set(self.seen.get());
         self.taken_before.set(self.taken.get());
-        if self.lanes.get() as usize > HOT_COUNT && taken < seen / WORTH_PART {
+        // (One alone costs little.)
+        if hot == 0 || self.lanes.get() == 1 {
+            return;
+        }
+        if cost > taken * SAVED_TURNS && self.seen.get() >= TRIED_FIRST {
             while self.cool_one(all, |_| true) {}
-        } else if self.hot_count.get() > 1 {
+            self.rests_until.set(self.seen.get() + (COOL_EVERY << self.rested.get()));
+            self.rested.set((self.rested.get() + 1).min(REST_DOUBLINGS));
+        } else {
+            self.rested.set(0);
             self.cool_one(all, |inlet| self.idle(inlet) > COOL_AFTER);
         }
     }
@@ -549,6 +572,7 @@ impl Mailbox {
         }
         self.asleep.set(u32::from(to != switch::RING));
         self.at_once.set(0);
+        self.turned.add(u64::from(self.hot_count()));
         for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
             if let Some(lane) = all.lane(self, index) {
                 switch::turn(&words(&lane).receiver.path, to);

@@ -20,7 +20,7 @@ use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
 
 const OUTLET_COUNT: u32 = 1 << 14;
-const BUCKET_COUNT: usize = 32;
+const BUCKET_COUNT: usize = 128;
 /// Destinations in one bucket; the one that was used longest ago is forgotten for a new one.
 const CHAIN_MAX: usize = 32;
 /// While a lane is used, the kernel is asked this often whether its receiver still receives what is sent there (about a millisecond).
@@ -54,7 +54,6 @@ pub fn first_step() -> u32 {
 }
 
 /// What goes out of one socket.
-#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Outbox {
     pub door: P32,
