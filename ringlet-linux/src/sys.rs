@@ -496,10 +496,20 @@ pub fn address_space_limit() -> u64 {
 
 /// A limit of this process; `u64::MAX` is none.
 pub fn limit(which: libc::__rlimit_resource_t) -> u64 {
-    let mut limit = [u64::MAX; 2];
+    limits(which)[0]
+}
+
+/// Soft and hard.
+pub fn limits(which: libc::__rlimit_resource_t) -> [u64; 2] {
+    let mut limits = [u64::MAX; 2];
     // SAFETY: a writable struct rlimit64; no limit is set.
-    let _ = unsafe { sys!(SYS_prlimit64, 0, which, 0, limit.as_mut_ptr()) };
-    limit[0]
+    let _ = unsafe { sys!(SYS_prlimit64, 0, which, 0, limits.as_mut_ptr()) };
+    limits
+}
+
+pub fn set_limits(which: libc::__rlimit_resource_t, limits: [u64; 2]) {
+    // SAFETY: a readable struct rlimit64.
+    let _ = unsafe { sys!(SYS_prlimit64, 0, which, limits.as_ptr(), 0) };
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod calls;
 mod cancellation;
 mod descriptors;
 mod edge;
+mod limits;
 mod musl;
 mod next;
 mod objects;

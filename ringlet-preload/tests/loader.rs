@@ -203,6 +203,81 @@ int main(int count, char **words)
 }
 "#;
 
+/// Limits its address space, as vsftpd does for each session; `now`: as the program that it has become.
+const LIMITED: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+#define MB ((size_t)1 << 20)
+
+static int moves(int (*path)(int))
+{
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    char byte = 1;
+    MUST(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    MUST(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    MUST(connect(near, (struct sockaddr *)&address, length) == 0);
+    int far = accept(listener, 0, 0);
+    for (int trip = 0; trip < 5000 && path(near) != 3; trip++) {
+        MUST(send(near, &byte, 1, 0) == 1 && recv(far, &byte, 1, 0) == 1);
+        MUST(send(far, &byte, 1, 0) == 1 && recv(near, &byte, 1, 0) == 1);
+    }
+    MUST(path(near) == 3);
+    return 0;
+}
+
+static int is(size_t soft, size_t hard)
+{
+    struct rlimit told, too;
+    return getrlimit(RLIMIT_AS, &told) == 0 && prlimit(0, RLIMIT_AS, 0, &too) == 0 && !memcmp(&told, &too, sizeof told) && told.rlim_cur == soft
+        && told.rlim_max == hard;
+}
+
+static void *room(size_t bytes)
+{
+    return mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+int main(int count, char **words)
+{
+    int (*path)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "ringlet_path");
+    struct rlimit limit = { 200 * MB, 200 * MB }, less = { 150 * MB, 200 * MB };
+    int status;
+    if (count > 1) {
+        MUST(getrlimit(RLIMIT_AS, &limit) == 0);
+        return limit.rlim_cur != 200 * MB;
+    }
+    MUST(path && moves(path) == 0);
+    MUST(setrlimit(RLIMIT_AS, &limit) == 0 && is(200 * MB, 200 * MB));
+    MUST(prlimit(getpid(), RLIMIT_AS, &less, 0) == 0 && is(150 * MB, 200 * MB));
+    MUST(setrlimit(RLIMIT_AS, &limit) == 0 && is(200 * MB, 200 * MB));
+    MUST(room(150 * MB) != MAP_FAILED && room(1024 * MB) == MAP_FAILED);
+    MUST(moves(path) == 0);
+    pid_t child = fork();
+    if (!child)
+        _exit(!is(200 * MB, 200 * MB) || moves(path));
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    child = vfork();
+    if (!child)
+        _exit(setrlimit(RLIMIT_AS, &less));
+    MUST(waitpid(child, &status, 0) == child && status == 0 && is(200 * MB, 200 * MB));
+    MUST(execl("/nowhere", "nowhere", (char *)0) == -1 && is(200 * MB, 200 * MB) && room(10 * MB) != MAP_FAILED);
+    execl(words[0], words[0], "now", (char *)0);
+    return 1;
+}
+"#;
+
 /// Exports functions under names of libc's, which go on to the next of their name. None is called before the one that was called has returned.
 const IN_FRONT: &str = r#"
 #define _GNU_SOURCE
@@ -682,6 +757,12 @@ fn a_library_behind_ours_finds_libc_by_a_handle() {
 fn what_walks_all_memory_finds_none_of_ours() {
     let place = Place::new("memory");
     run(&place.build("memory", ALL_MEMORY, &["-w"]), &[]);
+}
+
+#[test]
+fn a_program_that_limits_its_memory_has_what_it_asked_for() {
+    let place = Place::new("limited");
+    run(&place.build("limited", LIMITED, &["-w"]), &[]);
 }
 
 /// Each library that is loaded with every program costs its start. (A build for debugging unwinds, and needs more.)

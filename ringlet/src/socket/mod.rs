@@ -5,6 +5,7 @@
 //! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
 //! `tap` records for `ringlet capture`.
 
+pub mod address_space;
 mod again;
 pub mod asked;
 mod boards;

@@ -12,8 +12,8 @@ use super::table::{
     self, Kind, Known, LENDER, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
 };
 use super::{
-    boards, carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving,
-    pairs, pin, rest, rings, sides, view,
+    address_space, boards, carrier, context, datagram, epoll, interrupted, jumps, lives, meet,
+    memory, moving, pairs, pin, rest, rings, sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -188,7 +188,7 @@ pub fn lends_memory() {
 
 /// Are we in a vfork child? (Of a process that has closed itself in, and makes none, nobody asks who we are: that is a call which a filter may
 /// forbid.)
-fn is_lent() -> bool {
+pub fn is_lent() -> bool {
     (LENDS.load(Ordering::Relaxed) != 0 || !pin::is_closed_in()) && borrowed()
 }
 
@@ -751,6 +751,7 @@ pub fn before_exec() {
             tables.holders.leave(held);
         });
         tables().into_iter().for_each(epoll::before_exec);
+        address_space::before_exec();
     }
 }
 
@@ -759,6 +760,7 @@ pub fn after_failed_exec() {
     if !borrowed() {
         hold(|tables, held| tables.holders.join(tables.process().pid.get(), held));
         tables().into_iter().for_each(epoll::after_failed_exec);
+        address_space::after_failed_exec();
     }
 }
 
