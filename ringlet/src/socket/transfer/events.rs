@@ -265,6 +265,13 @@ fn look_at_kernel(
                     return mask | ready_mask(end, incoming, readable);
                 }
             }
+            // What was there before this look at the ring is the program's, if no mark stands that gives it another meaning.
+            Receiving::Kernel
+                if !words::published(end, incoming) && !carrier::facts(socket).has_boundaries =>
+            {
+                socket.kernel_news.tell();
+                return mask | readable;
+            }
             _ => match is_readable(socket) {
                 Ok(false) | Err(Errno::EAGAIN) => {}
                 _ => {
