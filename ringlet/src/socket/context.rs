@@ -634,7 +634,8 @@ pub fn drain_named(context: u32) {
 /// (Who finds it full rings by a byte.)
 pub fn heard_named(context: u32, most: u32) {
     let Some(context) = numbered(context) else { return };
-    if context.heard.add(1).saturating_mul(most.max(1)) >= QUEUE_KEPT {
+    // (The next sleep's may come as well.)
+    if (context.heard.add(1) + 1).saturating_mul(most.max(1)) > QUEUE_KEPT {
         context.heard.set(0);
         context.drain_named();
     }

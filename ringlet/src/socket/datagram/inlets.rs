@@ -38,6 +38,8 @@ const OFTEN_TIMES: u32 = 4;
 /// send and receive; each other one costs a look.
 const SAVED_TURNS: u64 = 24;
 const LOOKS_OF_A_TURN: u64 = 8;
+/// They rest where that saves so much a message: while a backlog of the kernel's is read none brings anything, and costs little.
+const WORTH_A_REST: u64 = 2;
 /// Where they cost more, none is looked at for as many messages, then for twice as many, so often.
 const REST_DOUBLINGS: u32 = 10;
 /// The first bytes of each message: how many its sender had sent through the kernel.
@@ -206,7 +208,11 @@ impl Inlets {
 
     /// A socket that was just given an end has a mailbox that nobody else has. False if it can't be.
     pub fn begin(&self, socket: &Socket) -> bool {
-        age().is_some_and(|age| self.mailboxes.go_along(socket.end_index(), age))
+        let begins = age().is_some_and(|age| self.mailboxes.go_along(socket.end_index(), age));
+        if begins {
+            self.mailboxes.get(socket.end_index()).forget();
+        }
+        begins
     }
 
     pub fn part_all(&self, age: u32) {
@@ -258,6 +264,19 @@ pub enum Found {
 }
 
 impl Mailbox {
+    /// What it knows of an earlier socket's messages. (There are no lanes.)
+    fn forget(&self) {
+        for word in [&self.seen, &self.taken, &self.seen_before, &self.taken_before] {
+            word.set(0);
+        }
+        for word in [&self.turned, &self.rests_until] {
+            word.set(0);
+        }
+        for word in [&self.rested, &self.asleep, &self.at_once, &self.shown] {
+            word.set(0);
+        }
+    }
+
     #[inline(always)]
     pub fn has_lanes(&self) -> bool {
         // ORDER: SeqCst; pairs with `add`, whose caller looks for native receivers afterwards: either it sees the one who asks here, or
@@ -432,11 +451,16 @@ impl Mailbox {
         true
     }
 
+    /// Lanes cost more than they save, for now. (One alone costs little.)
+    fn rests(&self) -> bool {
+        self.lanes.get() > 1 && self.seen.get() < self.rests_until.get()
+    }
+
     /// Something came through the kernel from the sender of this lane, so what it sends to us arrives: from now on by the lane. True if it
     /// did not before.
     pub fn heat(&self, all: &Inlets, index: u32, sleepers: bool) -> bool {
         let inlet = all.get(index);
-        if self.seen.get() < self.rests_until.get() {
+        if self.rests() {
             return false;
         }
         let Some(lane) = all.lane(self, index).filter(|_| inlet.state.get() == COLD) else {
@@ -482,11 +506,10 @@ impl Mailbox {
         self.turned.set(0);
         self.seen_before.set(self.seen.get());
         self.taken_before.set(self.taken.get());
-        // (One alone costs little.)
         if hot == 0 || self.lanes.get() == 1 {
             return;
         }
-        if cost > taken * SAVED_TURNS && self.seen.get() >= TRIED_FIRST {
+        if cost > taken * SAVED_TURNS + seen * WORTH_A_REST && self.seen.get() >= TRIED_FIRST {
             while self.cool_one(all, |_| true) {}
             self.rests_until.set(self.seen.get() + (COOL_EVERY << self.rested.get()));
             self.rested.set((self.rested.get() + 1).min(REST_DOUBLINGS));
@@ -500,7 +523,9 @@ impl Mailbox {
     fn cool_one(&self, all: &Inlets, may: impl Fn(&Inlet) -> bool) -> bool {
         let hot = self.hot().filter(|&index| {
             let inlet = all.get(index);
-            inlet.state.get() == HOT && may(inlet)
+            inlet.state.get() == HOT
+                && may(inlet)
+                && all.lane(self, index).is_none_or(|lane| !inlet.rx.ready(&lane))
         });
         let Some(index) = hot.max_by_key(|&index| self.idle(all.get(index))) else { return false };
         if let Some(lane) = all.lane(self, index) {

@@ -76,8 +76,6 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
             match (kernel, mailbox.shown.get()) {
                 (Kernel::Unknown, inlets::KERNEL) => return Next::TakeKernel,
                 (Kernel::Unknown, inlets::LANE) => {}
-                // Where no lane is looked at, a receive that waits begins in the kernel.
-                (Kernel::Unknown, _) if blocking && mailbox.hot_count() == 0 => {}
                 (Kernel::Unknown, _) if asked > ASK_KERNEL_TICKS => {
                     mailbox.kernel_asked.set(now);
                     return Next::AskKernel;
