@@ -1,6 +1,7 @@
 //! `ringlet disk`: disks of one host that are used from others.
 
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
+use ringlet::config::NODE_SOCKET;
 use ringlet_disk::{Options, Reader, Said};
 use ringlet_reflect::Host;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -51,6 +53,41 @@ struct ServeArgs {
     /// Who may use it, as a file's mode: reading and writing, or neither
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
+    /// Let readers of other hosts ask over TCP connections to that address (with a port, or any), `cluster`: this host's in its cluster
+    ///
+    /// That spares them, and this host, the way by the reflective memory of all hosts. Where such a connection can't be made, or breaks, they ask by that
+    /// memory, and try again. What goes there is not encrypted.
+    #[arg(long, value_name = "ADDRESS|cluster", value_parser = direct)]
+    direct: Option<Direct>,
+    /// The node service that knows the address in the cluster
+    #[arg(long, value_name = "SOCKET", default_value = NODE_SOCKET, value_hint = clap::ValueHint::FilePath)]
+    node: PathBuf,
+}
+
+#[derive(Clone, Copy)]
+enum Direct {
+    At(SocketAddr),
+    Cluster,
+}
+
+fn direct(word: &str) -> anyhow::Result<Direct> {
+    if word == "cluster" {
+        return Ok(Direct::Cluster);
+    }
+    let any_port = |ip: IpAddr| SocketAddr::new(ip, 0);
+    let address = word.parse().or_else(|_| word.parse().map(any_port));
+    let address: SocketAddr = address.context("an address, an address and a port, or `cluster`")?;
+    ensure!(!address.ip().is_unspecified(), "an address that others can connect to");
+    Ok(Direct::At(address))
+}
+
+/// Where this host listens for others of its cluster, with any port.
+fn in_cluster(node: &Path) -> anyhow::Result<SocketAddr> {
+    let told = ringlet_node::status(node)?;
+    let listen = told["cluster"]["listen"].as_str().context("it is in no cluster")?;
+    let listen: SocketAddr = listen.parse()?;
+    ensure!(!listen.ip().is_unspecified(), "it listens at all its addresses: name one");
+    Ok(SocketAddr::new(listen.ip(), 0))
 }
 
 #[derive(clap::Args)]
@@ -96,7 +133,15 @@ pub fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
 
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let name = &args.name;
-    let options = Options { name, path: &args.path, read_only: args.read_only, mode: args.mode };
+    let direct = match args.direct {
+        None => None,
+        Some(Direct::At(address)) => Some(address),
+        Some(Direct::Cluster) => {
+            Some(in_cluster(&args.node).context("this host's address in its cluster")?)
+        }
+    };
+    let (path, read_only, mode) = (&args.path, args.read_only, args.mode);
+    let options = Options { name, path, read_only, mode, direct };
     // (Who has heard that it is ready may have gone by the next time: that ends no server.)
     SigSet::from(Signal::SIGPIPE).thread_block()?;
     let say = |said| {

@@ -129,7 +129,7 @@ impl Disk {
     #[allow(unsafe_code)]
     pub unsafe fn write(&self, offset: u64, length: usize, from: *const u8) -> Done<()> {
         #[cfg(test)]
-        tests::pass(offset);
+        tests::pass(self.id, offset);
         self.transfer(length, Patience::AsLong, |done, flags| {
             // SAFETY: a part of what the caller vouches for; the kernel only reads there.
             unsafe {
@@ -326,7 +326,15 @@ pub mod tests {
     pub static GATE: Mutex<(Option<u64>, bool)> = Mutex::new((None, false));
     pub static MOVED: Condvar = Condvar::new();
 
-    pub fn pass(offset: u64) {
+    static WRITES: Mutex<Vec<([u64; 2], u64)>> = Mutex::new(Vec::new());
+
+    /// How often that disk was written from there on.
+    pub fn writes(disk: [u64; 2], offset: u64) -> usize {
+        WRITES.lock().unwrap().iter().filter(|write| **write == (disk, offset)).count()
+    }
+
+    pub fn pass(disk: [u64; 2], offset: u64) {
+        WRITES.lock().unwrap().push((disk, offset));
         let mut gate = GATE.lock().unwrap();
         // (One at a time.)
         while gate.0 == Some(offset) {

@@ -1,5 +1,7 @@
 //! What lies where in a disk's regions.
 
+use std::net::SocketAddr;
+
 use anyhow::ensure;
 use ringlet_core::sync::Ordering;
 use ringlet_reflect::{PAGE_BYTES, Receiver, Status, Transmitter};
@@ -200,7 +202,16 @@ pub enum Op {
 
 const OPS: [Op; 7] = [Op::Hello, Op::Read, Op::Write, Op::Flush, Op::Trim, Op::Zero, Op::Extents];
 
+pub fn op_of(number: u32) -> Option<Op> {
+    OPS.get(number as usize).copied()
+}
+
 impl Op {
+    /// Has it no bytes but those of a slot?
+    pub fn is_of_slot(self) -> bool {
+        matches!(self, Op::Read | Op::Write)
+    }
+
     /// Does it change what is on the disk?
     pub fn changes(self) -> bool {
         matches!(self, Op::Write | Op::Trim | Op::Zero)
@@ -216,22 +227,21 @@ pub const SPARSE: u32 = 8;
 /// Extents of an answer, which lie where bytes that are read do: how many, and then of each a word.
 pub const EXTENTS_MOST: usize = 4096;
 
-pub fn put_extents(to: &Transmitter, slot: usize, extents: &[Extent]) -> Result<(), Status> {
+pub fn extents_bytes(extents: &[Extent]) -> Vec<u8> {
     let words = extents.iter().map(|extent| extent.length << 1 | u64::from(extent.is_hole));
     let words = std::iter::once(extents.len() as u64).chain(words);
-    let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
-    to.put(read_at(slot), &bytes)
+    words.flat_map(u64::to_ne_bytes).collect()
 }
 
-/// Of these bytes at most. `None` if that is none of a disk's extents.
-pub fn extents(from: &Receiver, slot: usize, bytes: u64) -> Option<Vec<Extent>> {
-    let count = usize::try_from(load(from, read_at(slot))).ok()?;
+/// From words, of these bytes at most. `None` if that is none of a disk's extents.
+pub fn extents(word: impl Fn(usize) -> u64, bytes: u64) -> Option<Vec<Extent>> {
+    let count = usize::try_from(word(0)).ok()?;
     if !(1..=EXTENTS_MOST).contains(&count) {
         return None;
     }
     let mut left = bytes;
     let extent = |number| {
-        let word = load(from, read_at(slot) + (1 + number) * size_of::<u64>());
+        let word = word(1 + number);
         let extent = Extent { length: word >> 1, is_hole: word & 1 != 0 };
         left = left.checked_sub(extent.length)?;
         (extent.length > 0).then_some(extent)
@@ -246,20 +256,23 @@ pub struct Request {
     pub flags: u32,
     pub offset: u64,
     pub length: u64,
+    /// Streams up to that number have ended (`direct`): what was asked for by them is done before this is.
+    pub over: u64,
 }
 
 impl Request {
     /// Asks to be let in, in the first slot: by the answer's number in the announcement.
     pub fn hello(to: &Transmitter, reader: usize, host: &str, number: u64) -> Result<(), Status> {
         put_text(to, host_at(reader), host, HOST_MOST)?;
-        let hello = Request { op: Op::Hello, flags: 0, offset: 0, length: 0 };
+        let hello = Request { op: Op::Hello, flags: 0, offset: 0, length: 0, over: 0 };
         hello.write(to, reader, 0)?;
         publish(to, number_at(reader, 0), number)
     }
 
     pub fn write(&self, to: &Transmitter, reader: usize, slot: usize) -> Result<(), Status> {
-        let words = [self.op as u64 | u64::from(self.flags) << 32, self.offset, self.length];
-        let mut bytes = [0; 24];
+        let what = self.op as u64 | u64::from(self.flags) << 32;
+        let words = [what, self.offset, self.length, self.over];
+        let mut bytes = [0; 32];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
@@ -269,9 +282,9 @@ impl Request {
     /// None if there is no such operation.
     pub fn read(from: &Receiver, reader: usize, slot: usize) -> Option<Request> {
         let at = request_at(reader, slot);
-        let [what, offset, length] = [0, 8, 16].map(|word| load(from, at + word));
-        let op = *OPS.get(what as u32 as usize)?;
-        Some(Request { op, flags: (what >> 32) as u32, offset, length })
+        let [what, offset, length, over] = [0, 8, 16, 24].map(|word| load(from, at + word));
+        let op = op_of(what as u32)?;
+        Some(Request { op, flags: (what >> 32) as u32, offset, length, over })
     }
 }
 
@@ -289,6 +302,14 @@ pub struct Facts {
     pub file: [u64; 2],
     /// Which medium a device has had in this run of the kernel.
     pub sequence: u64,
+    pub offer: Option<Offer>,
+}
+
+/// Where a server takes streams (`direct`), and what is to be said there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    pub address: SocketAddr,
+    pub token: [u64; 2],
 }
 
 const GENERATION: usize = 8;
@@ -297,6 +318,9 @@ const HOST: usize = NAME + NAME_MOST;
 /// Another number since something that was written is found not to be on the disk. (No server takes it back.)
 pub const LOST: usize = HOST + HOST_MOST;
 const SEQUENCE: usize = LOST + 8;
+/// A token, and an address; of a server that takes no streams none.
+const OFFER: usize = PAGE_BYTES / 2 + READERS * 8;
+const ADDRESS_MOST: usize = 64;
 
 impl Facts {
     /// Behind it all can be used: `generation` is a number of this run of the server's.
@@ -310,6 +334,11 @@ impl Facts {
         put_text(to, NAME, &self.name, NAME_MOST)?;
         put_text(to, HOST, &self.host, HOST_MOST)?;
         publish(to, SEQUENCE, self.sequence)?;
+        let address = self.offer.as_ref().map(|offer| offer.address.to_string());
+        put_text(to, OFFER + 16, &address.unwrap_or_default(), ADDRESS_MOST)?;
+        let token = self.offer.as_ref().map_or([0; 2], |offer| offer.token);
+        publish(to, OFFER, token[0])?;
+        publish(to, OFFER + 8, token[1])?;
         publish(to, GENERATION, generation)
     }
 
@@ -319,9 +348,13 @@ impl Facts {
         let [magic, _, bytes, read_only, boot, device, inode] =
             std::array::from_fn(|word| load(from, word * 8));
         let (name, host) = (text(from, NAME, NAME_MOST)?, text(from, HOST, HOST_MOST)?);
+        let token = [OFFER, OFFER + 8].map(|at| load(from, at));
+        let address = text(from, OFFER + 16, ADDRESS_MOST).and_then(|text| text.parse().ok());
+        let offer = address.map(|address| Offer { address, token });
         let is_whole = magic == MAGIC && generation != 0 && self::generation(from) == generation;
         let (file, sequence) = ([device, inode], load(from, SEQUENCE));
-        let facts = Facts { name, bytes, read_only: read_only != 0, boot, host, file, sequence };
+        let read_only = read_only != 0;
+        let facts = Facts { name, bytes, read_only, boot, host, file, sequence, offer };
         (is_whole && check_name(&facts.name).is_ok()).then_some((facts, generation))
     }
 }
@@ -381,16 +414,18 @@ mod tests {
     #[test]
     fn places_do_not_overlap() {
         assert!(number_at(READERS - 1, SLOTS - 1) + 8 <= PAGE_BYTES);
-        assert!(request_at(READERS - 1, SLOTS - 1) + 24 <= Part::Requests.bytes());
-        assert!(request_at(0, SLOTS - 1) + 24 <= request_at(1, 0));
+        assert!(request_at(READERS - 1, SLOTS - 1) + 32 <= Part::Requests.bytes());
+        assert!(request_at(0, SLOTS - 1) + 32 <= request_at(1, 0));
         assert!(
             SEQUENCE + 8 <= granted_at(0)
                 && LOST.is_multiple_of(8)
                 && granted_at(READERS - 1) + 8 <= PAGE_BYTES
         );
         assert_eq!(read_at(SLOTS), Part::Read(0).bytes());
+        assert_eq!(OFFER, granted_at(READERS));
+        assert!(OFFER + 16 + ADDRESS_MOST <= Part::Announcement.bytes());
         assert!((1 + EXTENTS_MOST) * size_of::<u64>() <= SLOT_BYTES);
-        assert!(request_at(0, SLOTS - 1) + 24 <= host_at(0));
+        assert!(request_at(0, SLOTS - 1) + 32 <= host_at(0));
         assert!(host_at(0) + HOST_MOST <= request_at(1, 0));
         assert!(answer_at(SLOTS - 1) + 8 <= read_at(0));
         assert_eq!(written_at(SLOTS), Part::Written(0).bytes());

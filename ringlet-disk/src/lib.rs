@@ -15,6 +15,7 @@
 //! What the regions hold is hostile input to the server: each request is copied once, checked, and done as checked.
 #![deny(unsafe_code)]
 
+mod direct;
 mod file;
 mod layout;
 mod list;
@@ -22,9 +23,15 @@ mod reader;
 mod server;
 mod wait;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use file::Extent;
 pub use layout::{NAME_MOST, Op, READERS, SLOT_BYTES, SLOTS};
 pub use list::{Listed, list};
 pub use reader::{Again, Answers, Flags, Reader, Source, Turn};
 pub use server::{Options, Said, serve};
 pub use wait::Watcher;
+
+fn locked<T: ?Sized>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -3,8 +3,9 @@
 //! Each request has a slot, a [`Turn`], from before it is made until its answer is taken. If the server goes, or this host is cut off from it, requests are
 //! made again of the server that comes next: the same bytes to the same place, of which nobody was told that they are written.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,12 +14,14 @@ use ringlet_reflect::{
     Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
 
+use crate::direct::{Asked, Asks, Broken, Waited};
 use crate::file::Extent;
 use crate::layout::{
-    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
+    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Offer, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
     SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
     written_at,
 };
+use crate::locked;
 use crate::wait::{LOOK_AGAIN, Watcher};
 
 /// To be let in: the server waits for what those did that have gone.
@@ -108,10 +111,6 @@ enum Bytes<'a> {
     /// From it.
     To(&'a mut [u8]),
     Extents(&'a mut Vec<Extent>),
-}
-
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reader {
@@ -237,7 +236,7 @@ impl Reader {
         Ok(done)
     }
 
-    /// A slot to ask in; `None` if all are taken. Where the server has gone it is waited for, `until` its patience ends (`None`: that has not begun).
+    /// A slot to ask in; `None` if all are taken, or a stream stands ready until all that was asked before is answered. Where the server has gone it is waited for, `until` its patience ends (`None`: that has not begun).
     pub fn turn(&self, until: &mut Option<Instant>) -> Result<Option<Turn>, i32> {
         loop {
             let session = self.session(until)?;
@@ -266,6 +265,7 @@ impl Reader {
                 return Err(libc::EIO);
             }
             if let Some(session) = &state.session {
+                session.seek_stream();
                 return Ok(session.clone());
             }
             let until = *until.get_or_insert_with(|| Instant::now() + self.known.patience);
@@ -379,6 +379,7 @@ struct Session {
     answers: Mutex<Watch>,
     freed: Condvar,
     is_lost: AtomicBool,
+    asks: Arc<Asks>,
     locks: Locks,
     host: Host,
     /// Last of all: when it has gone the seat was given back. (Of the session itself nothing is left while it is still being taken apart.)
@@ -401,8 +402,11 @@ pub struct Turn {
     slot: Option<Slot>,
     /// Once it is known.
     request: Option<Request>,
-    /// What is to be written, where it is not written to where it is received.
+    /// What is to be written, where it is not written to where it is received; or it is where streams have it.
     payload: Vec<u8>,
+    is_for_stream: bool,
+    /// It was answered by a stream.
+    is_by_stream: bool,
     /// What was written before it was asked.
     written: u64,
     /// What it would be told is not so.
@@ -423,6 +427,8 @@ impl Turn {
             slot,
             request: None,
             payload: Vec::new(),
+            is_for_stream: false,
+            is_by_stream: false,
             written: 0,
             is_refused: false,
             is_hole: false,
@@ -437,6 +443,10 @@ impl Turn {
     pub fn fill(&mut self, length: usize, mut fill: impl FnMut(*mut u8, usize) -> bool) -> bool {
         if length > SLOT_BYTES {
             return false;
+        }
+        if self.session.asks.has_stream() {
+            self.is_for_stream = true;
+            return fill(self.session.asks.bytes(self.slot()).as_mut_ptr(), length);
         }
         let to = &self.session.written;
         if to.is_memory() {
@@ -460,7 +470,7 @@ impl Turn {
 
     /// What is to be asked for; what is to be written is filled in behind this.
     pub fn prepare(&mut self, op: Op, flags: Flags, offset: u64, length: u64) {
-        self.request = Some(Request { op, flags: flags.bits(), offset, length });
+        self.request = Some(Request { op, flags: flags.bits(), offset, length, over: 0 });
     }
 
     /// Makes the request; a server that sleeps is not told of it. What has failed here is found lost later.
@@ -489,19 +499,29 @@ impl Turn {
         };
         // (First of all: by the number before what fails here would be answered.)
         slot.number = next(slot.number);
-        if !self.payload.is_empty() {
-            session.written.put(written_at(slot.slot), &self.payload)?;
+        let (slot, number) = (slot.slot, slot.number);
+        // (All slots were free when the stream that is there was taken: this one's bytes are there, too.)
+        let Err(over) = session.asks.ask(slot, number, request) else { return Ok(()) };
+        if self.is_for_stream {
+            let asked = Asked { slot, number, request };
+            return session.ask_by_regions(&asked, over, true);
         }
-        request.write(&session.requests, session.seat, slot.slot)?;
-        layout::write(&session.requests, number_at(session.seat, slot.slot), slot.number)
+        if !self.payload.is_empty() {
+            session.written.put(written_at(slot), &self.payload)?;
+        }
+        session.ask_by_regions(&Asked { slot, number, request }, over, false)
     }
 
     /// Wakes the server, if it sleeps, for all that was asked by this session.
     pub fn tell(&self) {
-        let (of, bytes) = (&self.session, SLOTS * size_of::<u64>());
-        if of.requests.notify(number_at(of.seat, 0), bytes).is_err() {
-            of.is_lost.store(true, Ordering::Relaxed);
+        let of = &self.session;
+        if of.asks.has_stream() {
+            if let Err(broken) = of.asks.send() {
+                of.move_to_regions(&broken);
+            }
+            return;
         }
+        of.tell();
     }
 
     /// What was answered, if it was; once.
@@ -511,7 +531,10 @@ impl Turn {
             return Some(Err(libc::EIO));
         }
         let slot = self.slot.as_ref()?;
-        let word = load(&self.session.read, answer_at(slot.slot));
+        let by_stream = self.session.asks.answer(slot.slot, slot.number);
+        self.is_by_stream = by_stream.is_some();
+        let by_regions = || load(&self.session.read, answer_at(slot.slot));
+        let word = by_stream.unwrap_or_else(by_regions);
         let done = answered(word, slot.number)?;
         self.is_hole = layout::is_of_zeros(word);
         self.count(done);
@@ -527,7 +550,18 @@ impl Turn {
     pub fn extents(&self, done: Result<(), i32>) -> Result<Vec<Extent>, i32> {
         let length = self.request.map_or(0, |request| request.length);
         match done {
-            Ok(()) => layout::extents(&self.session.read, self.slot(), length).ok_or(libc::EIO),
+            Ok(()) if self.is_by_stream => {
+                let bytes = self.session.asks.bytes(self.slot());
+                let word = |at: usize| {
+                    u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]))
+                };
+                layout::extents(word, length).ok_or(libc::EIO)
+            }
+            Ok(()) => {
+                let at = read_at(self.slot());
+                let word = |word| load(&self.session.read, at + word * size_of::<u64>());
+                layout::extents(word, length).ok_or(libc::EIO)
+            }
             Err(libc::EINVAL) if self.is_inside(length) => {
                 Ok(vec![Extent { length, is_hole: false }])
             }
@@ -546,18 +580,21 @@ impl Turn {
     }
 
     fn wait(&mut self) -> Result<Result<(), i32>, Lost> {
-        if let Some(done) = self.answer() {
-            return Ok(done);
-        }
-        let slot = self.slot.as_mut().ok_or(Lost)?;
-        let (session, at, number) = (&self.session, answer_at(slot.slot), slot.number);
         loop {
-            let look = || answered(load(&session.read, at), number);
-            if let Some(done) = slot.watcher.wait(&mut slot.watch, look) {
-                self.count(done);
+            if let Some(done) = self.answer() {
                 return Ok(done);
             }
-            if !session.is_served() {
+            let slot = self.slot.as_mut().ok_or(Lost)?;
+            let (session, at, number) = (&self.session, answer_at(slot.slot), slot.number);
+            let is_answered = || session.asks.answer(slot.slot, number).is_some();
+            let is_quiet = match session.wait_by_stream(None, LOOK_AGAIN, is_answered) {
+                Waited::NoStream => {
+                    let look = || answered(load(&session.read, at), number);
+                    slot.watcher.wait(&mut slot.watch, look).is_none()
+                }
+                waited => waited == Waited::Nothing,
+            };
+            if is_quiet && !session.is_served() {
                 return Err(Lost);
             }
         }
@@ -565,6 +602,9 @@ impl Turn {
 
     /// Where what was read is, a slot's bytes, as long as this is there. Others may write there.
     pub fn bytes(&self) -> *const u8 {
+        if self.is_by_stream {
+            return self.session.asks.bytes(self.slot()).as_ptr();
+        }
         let at = read_at(self.slot()).min(self.session.read.len());
         // SAFETY: within the region.
         #[allow(unsafe_code)]
@@ -599,7 +639,10 @@ impl Turn {
     pub fn again(mut self, reader: &Reader) -> Again {
         let length = self.request.map_or(0, |request| request.length as usize);
         let is_write = self.request.is_some_and(|request| request.op == Op::Write);
-        if is_write && self.payload.is_empty() {
+        if is_write && self.is_for_stream {
+            let bytes = self.session.asks.bytes(self.slot());
+            self.payload = bytes[..length.min(SLOT_BYTES)].to_vec();
+        } else if is_write && self.payload.is_empty() {
             let mut bytes = vec![0; length.min(SLOT_BYTES)];
             // SAFETY: a slot's bytes at most, of a mapping that is there as long as the session.
             #[allow(unsafe_code)]
@@ -648,7 +691,29 @@ impl Again {
 impl Answers {
     /// Sleeps until there may be more of them. False: for a tenth of a second there were none.
     pub fn wait(&self) -> bool {
-        locked(&self.0.answers).wait(Some(LOOK_AGAIN))
+        match self.0.wait_by_stream(None, LOOK_AGAIN, || false) {
+            Waited::NoStream => locked(&self.0.answers).wait(Some(LOOK_AGAIN)),
+            waited => waited != Waited::Nothing,
+        }
+    }
+
+    /// Takes those that have come by a stream, and does not wait.
+    pub fn receive(&self) {
+        self.0.wait_by_stream(None, Duration::ZERO, || false);
+    }
+
+    /// Sleeps until there may be more of them, or there is something to be read there, which is the answer; not for long. `None` where they come
+    /// by no stream, or another thread waits for them.
+    pub fn wait_beside(&self, other: BorrowedFd) -> Option<bool> {
+        match self.0.wait_by_stream(Some(other), LOOK_AGAIN, || false) {
+            Waited::NoStream | Waited::Busy => None,
+            waited => Some(waited == Waited::Seen { beside: true }),
+        }
+    }
+
+    /// Do they come by a stream?
+    pub fn have_stream(&self) -> bool {
+        self.0.asks.has_stream()
     }
 
     /// Is it of a server that is known to have gone?
@@ -710,6 +775,7 @@ impl Session {
 
         let requests = allocate(&host, name, Part::Requests, made)?.transmit(Use::default())?;
         let (state, mut number) = (host.state()?, layout::random());
+        let admitted = number;
         let mut watch = announcement.watch(0)?;
         Request::hello(&requests, seat, &state.host, number)?;
         let began = Instant::now();
@@ -743,6 +809,15 @@ impl Session {
         }
         let answers = Mutex::new(read.watch(answer_at(0))?);
         let (slots, freed, is_lost) = (Mutex::new(slots), Condvar::new(), AtomicBool::new(false));
+        // (On one host its memory is nearer.)
+        let is_near = |offer: &Offer| facts.host != state.host || offer.address.ip().is_loopback();
+        let offer = facts.offer.clone().filter(is_near);
+        #[cfg(test)]
+        let offer = tests::by_another_way(name, offer);
+        let asks = Arc::new(Asks::new(offer, seat, admitted));
+        if asks.is_due() {
+            asks.connect();
+        }
         let session = Session {
             seat,
             server,
@@ -755,6 +830,7 @@ impl Session {
             answers,
             freed,
             is_lost,
+            asks,
             locks,
             host,
             seated: Arc::new(()),
@@ -765,7 +841,10 @@ impl Session {
     fn try_take(&self) -> Result<Option<Slot>, Lost> {
         let mut slots = locked(&self.slots);
         // (Under the lock: so it is seen by who gets the slot of a turn that was given up.)
-        if self.is_lost.load(Ordering::Relaxed) { Err(Lost) } else { Ok(slots.pop()) }
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(Lost);
+        }
+        Ok(if self.asks.is_open(slots.len()) { slots.pop() } else { None })
     }
 
     fn take(&self) -> Result<Slot, Lost> {
@@ -774,12 +853,65 @@ impl Session {
             if self.is_lost.load(Ordering::Relaxed) {
                 return Err(Lost);
             }
-            if let Some(slot) = slots.pop() {
+            if self.asks.is_open(slots.len())
+                && let Some(slot) = slots.pop()
+            {
                 return Ok(slot);
             }
             let woken = self.freed.wait_timeout(slots, LOOK_AGAIN);
             slots = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Where it has none, and the server takes some, another thread tries for one.
+    fn seek_stream(&self) {
+        if self.asks.is_due() {
+            let asks = self.asks.clone();
+            if thread::Builder::new().spawn(move || asks.connect()).is_err() {
+                self.asks.put_off();
+            }
+        }
+    }
+
+    fn tell(&self) {
+        let bytes = SLOTS * size_of::<u64>();
+        if self.requests.notify(number_at(self.seat, 0), bytes).is_err() {
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What is written is there, or comes from where streams have it.
+    fn ask_by_regions(&self, asked: &Asked, over: u64, copies: bool) -> Result<(), Status> {
+        let &Asked { slot, number, request } = asked;
+        let length = (asked.payload() as usize).min(SLOT_BYTES);
+        if copies && length > 0 {
+            self.written.put(written_at(slot), &self.asks.bytes(slot)[..length])?;
+        }
+        Request { over, ..request }.write(&self.requests, self.seat, slot)?;
+        layout::write(&self.requests, number_at(self.seat, slot), number)
+    }
+
+    /// What was asked by a stream that has ended, and not answered, is asked by the regions, with the same numbers.
+    fn move_to_regions(&self, broken: &Broken) {
+        let moved = self.asks.leave(broken);
+        for asked in &moved.asked {
+            if self.ask_by_regions(asked, moved.over, true).is_err() {
+                self.is_lost.store(true, Ordering::Relaxed);
+            }
+        }
+        self.tell();
+    }
+
+    fn wait_by_stream(
+        &self,
+        beside: Option<BorrowedFd>,
+        most: Duration,
+        is_done: impl Fn() -> bool,
+    ) -> Waited {
+        self.asks.wait(beside, most, is_done).unwrap_or_else(|broken| {
+            self.move_to_regions(&broken);
+            Waited::Seen { beside: false }
+        })
     }
 
     /// Is the server there, and is this its reader?
@@ -795,5 +927,7 @@ impl Session {
     }
 }
 
+#[cfg(test)]
+mod streams;
 #[cfg(test)]
 mod tests;

@@ -4,10 +4,12 @@
 //! its leadership, which another thread takes meanwhile; what is in memory it does at once. So no request is passed from thread to thread.
 
 use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -15,12 +17,14 @@ use ringlet_reflect::{
     Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
 
+use crate::direct::{self, Asked, Ended, Fence, HELLO_BYTES, Hello, Link, Pending};
 use crate::file::{Disk, Done, Patience};
 use crate::layout::{
-    self, DURABLE, EXTENTS_MOST, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request,
-    SLOT_BYTES, SLOTS, SPARSE, answer, answer_at, answer_of_zeros, check_name, granted_at, host_of,
-    load, number_at, publish, put_extents, read_at, written_at,
+    self, DURABLE, EXTENTS_MOST, FAST, Facts, LOST, MAY_TRIM, Offer, Op, Part, READERS, Request,
+    SLOT_BYTES, SLOTS, SPARSE, answer, answer_at, answer_of_zeros, answered, check_name,
+    extents_bytes, granted_at, host_of, load, number_at, publish, read_at, written_at,
 };
+use crate::locked;
 use crate::wait::{LOOK_AGAIN, Watcher};
 
 /// Requests that wait for the device at a time, and one that looks for more.
@@ -29,6 +33,8 @@ const THREADS: usize = 17;
 const GONE: Duration = Duration::from_secs(2);
 /// So many answers wait for each other at most.
 const TOLD_AT_ONCE: usize = 8;
+/// Whether a stream that was ended is done is looked at so often.
+const DRAINED: Duration = Duration::from_millis(1);
 /// Where nobody can be served a server tries again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -38,6 +44,8 @@ pub struct Options<'a> {
     pub read_only: bool,
     /// As a file's, of those who may use it: reading and writing, or neither.
     pub mode: u32,
+    /// Where readers of other hosts may ask by streams; of this one, too, if it is a loopback address.
+    pub direct: Option<SocketAddr>,
 }
 
 pub enum Said {
@@ -86,6 +94,8 @@ struct Server<'a> {
     requests: Receiver,
     host_name: String,
     host: Host,
+    listener: Option<TcpListener>,
+    token: [u64; 2],
     leader: Mutex<Leader>,
     table: Mutex<Table>,
     /// One is let in at a time.
@@ -110,12 +120,28 @@ struct Seat {
 struct Reader {
     seat: usize,
     member: u32,
+    /// By which it was let in.
+    admitted: u64,
     written: Receiver,
     read: Transmitter,
     file: File,
+    fence: Mutex<Fence>,
+    /// The last answer of each slot to what changes the disk and was asked by a stream.
+    changed: Mutex<[u64; SLOTS]>,
+}
+
+/// Where a request's bytes are: in a slot of the reader's regions, or here, either what is written or what is read.
+enum Place<'a> {
+    Slot(usize),
+    Here(&'a mut [u8]),
 }
 
 impl Reader {
+    /// For good. What is under way ends, and whoever has it has the reader until then.
+    fn end_streams(&self) {
+        locked(&self.fence).raise(u64::MAX);
+    }
+
     /// Wakes it, if it sleeps.
     fn tell(&self) {
         let _ = self.read.notify(answer_at(0), SLOTS * size_of::<u64>());
@@ -162,18 +188,22 @@ impl Drop for Untold {
 /// What has been done is where it belongs; or it is zeros, of which nobody need be sent any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
-    There,
+    /// (So many bytes that are read.)
+    There(usize),
     Zeros,
+}
+
+fn word(number: u64, done: Done<Found>) -> u64 {
+    match done {
+        Ok(Found::Zeros) => answer_of_zeros(number),
+        done => answer(number, done.map(drop)),
+    }
 }
 
 enum Job {
     Hello(usize, u64),
     Request(Arc<Reader>, usize, u64, Option<Request>),
     Over,
-}
-
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A region of a disk's, as it should be: somebody else's could be read by others.
@@ -199,6 +229,14 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Status>) -> Result<T, Sta
             done => return done,
         }
     }
+}
+
+fn token() -> io::Result<[u64; 2]> {
+    let mut bytes = [[0; 8]; 2];
+    for bytes in &mut bytes {
+        rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes.map(u64::from_ne_bytes))
 }
 
 fn boot() -> u64 {
@@ -240,6 +278,17 @@ impl<'a> Server<'a> {
         let readers = (0..READERS).map(seat).collect();
         let table = Table { readers, gone: Vec::new(), from: 0, looked: Instant::now() };
         let host_name = host.state()?.host;
+        let listen = |address: SocketAddr| {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            Ok::<_, io::Error>((listener.local_addr()?, listener))
+        };
+        let listens = options.direct.map(|address| {
+            listen(address).with_context(|| format!("connections can't be taken at {address}"))
+        });
+        let (address, listener) = listens.transpose()?.unzip();
+        let token = token()?;
+        let offer = address.map(|address| Offer { address, token });
         let facts = Facts {
             name: name.to_owned(),
             bytes: disk.bytes,
@@ -248,6 +297,7 @@ impl<'a> Server<'a> {
             host: host_name.clone(),
             file: disk.id,
             sequence: disk.sequence,
+            offer,
         };
         facts.announce(&announcement, layout::random())?;
         let (table, door, is_over) = (Mutex::new(table), Mutex::new(()), AtomicBool::new(false));
@@ -260,6 +310,8 @@ impl<'a> Server<'a> {
             requests,
             host_name,
             host,
+            listener,
+            token,
             leader,
             table,
             door,
@@ -269,11 +321,79 @@ impl<'a> Server<'a> {
 
     /// Until the keeper has gone, or takes another one for the server.
     fn run(&self) {
+        let pending = Pending::default();
         thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| while self.work() {});
+            if let Some(listener) = &self.listener {
+                let is_over = || self.is_over.load(Ordering::Relaxed);
+                let greeted = move |stream, hello| self.greeted(scope, stream, &hello);
+                let pending = &pending;
+                scope.spawn(move || direct::meet(scope, listener, pending, is_over, greeted));
+            }
+            let workers: Vec<_> =
+                (0..THREADS).map(|_| scope.spawn(|| while self.work() {})).collect();
+            for worker in workers {
+                if let Err(panic) = worker.join() {
+                    std::panic::resume_unwind(panic);
+                }
+            }
+            // (Nobody is let in any more.)
+            for seat in &locked(&self.table).readers {
+                seat.reader.iter().for_each(|reader| reader.end_streams());
             }
         });
+    }
+
+    /// Somebody has connected, and said this.
+    fn greeted<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        stream: TcpStream,
+        hello: &[u8; HELLO_BYTES],
+    ) {
+        let Some(Hello { seat, admitted, stream: number, .. }) = Hello::read(hello, self.token)
+        else {
+            return;
+        };
+        let reader = locked(&self.table).readers[seat].reader.clone();
+        let Some(reader) = reader.filter(|reader| reader.admitted == admitted) else { return };
+        let link = Arc::new(Link::new(stream, number));
+        if !locked(&reader.fence).admit(&link) || link.welcome().is_err() {
+            return;
+        }
+        let stream = link.clone();
+        let does = move |asked: &Asked, bytes: &mut [u8], may_wait| {
+            self.done_by_stream(&reader, &stream, asked, bytes, may_wait)
+        };
+        direct::serve(scope, link, does);
+    }
+
+    fn done_by_stream(
+        &self,
+        reader: &Reader,
+        stream: &Link,
+        &Asked { slot, number, request }: &Asked,
+        bytes: &mut [u8],
+        may_wait: bool,
+    ) -> Result<Option<(u64, usize)>, Ended> {
+        let holds = self.holder(reader.seat) == Some(reader.member);
+        if stream.is_over() || !holds || self.is_over.load(Ordering::Relaxed) {
+            return Err(Ended);
+        }
+        let patience = if may_wait { Patience::AsLong } else { Patience::None };
+        let done = self.perform(reader, &request, Place::Here(bytes), patience);
+        if done == Err(libc::EAGAIN) && !may_wait {
+            return Ok(None);
+        }
+        let word = word(number, done);
+        if request.op.changes() {
+            locked(&reader.changed)[slot] = word;
+        }
+        // (What could not be said is asked again, of another run.)
+        if self.is_over.load(Ordering::Relaxed) {
+            return Err(Ended);
+        }
+        let length = if let Ok(Found::There(length)) = done { length } else { 0 };
+        Ok(Some((word, length)))
     }
 
     fn work(&self) -> bool {
@@ -287,7 +407,7 @@ impl<'a> Server<'a> {
                 });
                 match job {
                     Job::Request(reader, slot, number, Some(request)) => {
-                        match self.perform(&reader, slot, &request, Patience::None) {
+                        match self.once(&reader, slot, number, &request, Patience::None) {
                             Err(libc::EAGAIN) => {
                                 break Job::Request(reader, slot, number, Some(request));
                             }
@@ -305,7 +425,8 @@ impl<'a> Server<'a> {
             Job::Over => return false,
             Job::Hello(seat, number) => self.welcome(seat, number),
             Job::Request(reader, slot, number, request) => {
-                let perform = |request| self.perform(&reader, slot, request, Patience::AsLong);
+                let perform =
+                    |request| self.once(&reader, slot, number, request, Patience::AsLong);
                 let done = request.as_ref().map_or(Err(libc::EINVAL), perform);
                 self.answer(&reader, slot, number, done);
                 reader.tell();
@@ -371,6 +492,7 @@ impl<'a> Server<'a> {
                 table.gone.extend(seat.reader.take());
             }
         }
+        table.gone.iter().for_each(|reader| reader.end_streams());
         table.gone.retain(|reader| Arc::strong_count(reader) > 1);
         let is_there = self.host.await_end(Duration::ZERO) == Ok(false);
         if !is_there || self.locks.holder(0) != Ok(Some(self.host.member())) {
@@ -399,7 +521,7 @@ impl<'a> Server<'a> {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        let admitted = self.admit(seat);
+        let admitted = self.admit(seat, number);
         #[cfg(test)]
         tests::dawdle(self.name, &self.table);
         let done = match &admitted {
@@ -417,7 +539,7 @@ impl<'a> Server<'a> {
         let _ = self.say(|| publish(&self.announcement, granted_at(seat), answer(number, done)));
     }
 
-    fn admit(&self, seat: usize) -> Result<Reader, Status> {
+    fn admit(&self, seat: usize, admitted: u64) -> Result<Reader, Status> {
         let member = self.locks.holder(1 + seat)?.ok_or(Status::NotHeld)?;
         let host = host_of(&self.requests, seat).ok_or(Status::BadHost)?;
         let make = |part| allocate(&self.host, self.name, part, self.mode);
@@ -428,21 +550,43 @@ impl<'a> Server<'a> {
             false => read.transmit_to(&host, true)?,
         };
         let file = self.disk.own().map_err(|_| Status::NoMemory)?;
-        Ok(Reader { seat, member, written, read, file })
+        let (fence, changed) = (Mutex::default(), Mutex::default());
+        Ok(Reader { seat, member, admitted, written, read, file, fence, changed })
+    }
+
+    /// What is asked by the regions; maybe it was asked by a stream before, which has ended, and maybe it is done.
+    fn once(
+        &self,
+        reader: &Reader,
+        slot: usize,
+        number: u64,
+        request: &Request,
+        patience: Patience,
+    ) -> Done<Found> {
+        while request.over > 0 && !locked(&reader.fence).raise(request.over) {
+            if patience == Patience::None {
+                return Err(libc::EAGAIN);
+            }
+            thread::sleep(DRAINED);
+        }
+        let changed = locked(&reader.changed)[slot];
+        if request.op.changes() && let Some(done) = answered(changed, number) {
+            return done.map(|()| Found::There(0));
+        }
+        self.perform(reader, request, Place::Slot(slot), patience)
     }
 
     /// EAGAIN: it may have to wait, and was not to.
     fn perform(
         &self,
         reader: &Reader,
-        slot: usize,
         request: &Request,
+        place: Place,
         patience: Patience,
     ) -> Done<Found> {
-        let Request { op, flags, offset, length } = *request;
+        let Request { op, flags, offset, length, .. } = *request;
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.disk.bytes);
-        let is_of_slot = matches!(op, Op::Read | Op::Write);
-        if !is_inside || is_of_slot && length > SLOT_BYTES as u64 {
+        if !is_inside || op.is_of_slot() && length > SLOT_BYTES as u64 {
             return Err(libc::EINVAL);
         }
         if op.changes() && self.disk.read_only {
@@ -458,8 +602,19 @@ impl<'a> Server<'a> {
             if is_zeros {
                 return Ok(Found::Zeros);
             }
-            let read = self.read(reader, slot, offset, length as usize, patience);
-            return read.map(|()| Found::There);
+            let length = length as usize;
+            match place {
+                Place::Slot(slot) => self.read(reader, slot, offset, length, patience)?,
+                Place::Here(bytes) => {
+                    let bytes = &mut bytes[..length];
+                    // SAFETY: as many bytes as it has.
+                    #[allow(unsafe_code)]
+                    unsafe {
+                        self.disk.read(offset, length, bytes.as_mut_ptr(), patience)?;
+                    }
+                }
+            }
+            return Ok(Found::There(length));
         }
         // (In memory, too, all of a large disk takes its time.)
         let is_long = length > SLOT_BYTES as u64 || op == Op::Extents;
@@ -468,11 +623,19 @@ impl<'a> Server<'a> {
         }
         match op {
             Op::Write => {
-                let bytes = reader.written.words().as_ptr().cast::<u8>();
-                // SAFETY: `length` is a slot's at most, and the slots are within the region; nobody but the kernel reads there.
+                let length = length as usize;
+                let bytes = match place {
+                    // SAFETY: the slots are within the region.
+                    #[allow(unsafe_code)]
+                    Place::Slot(slot) => unsafe {
+                        reader.written.words().as_ptr().cast::<u8>().add(written_at(slot))
+                    },
+                    Place::Here(bytes) => bytes[..length].as_ptr(),
+                };
+                // SAFETY: `length` is a slot's at most; nobody but the kernel reads there.
                 #[allow(unsafe_code)]
                 unsafe {
-                    self.disk.write(offset, length as usize, bytes.add(written_at(slot)))?;
+                    self.disk.write(offset, length, bytes)?;
                 }
             }
             Op::Trim => self.disk.trim(offset, length)?,
@@ -483,14 +646,19 @@ impl<'a> Server<'a> {
             Op::Extents if length == 0 => return Err(libc::EINVAL),
             Op::Extents => {
                 let found = self.disk.extents(&reader.file, offset, length, EXTENTS_MOST);
-                self.say(|| put_extents(&reader.read, slot, &found))?;
+                let found = extents_bytes(&found);
+                match place {
+                    Place::Slot(slot) => self.say(|| reader.read.put(read_at(slot), &found))?,
+                    Place::Here(bytes) => bytes[..found.len()].copy_from_slice(&found),
+                }
+                return Ok(Found::There(found.len()));
             }
             Op::Hello | Op::Read => return Err(libc::EINVAL),
         }
         if op.changes() && flags & DURABLE != 0 {
             self.flush(reader)?;
         }
-        Ok(Found::There)
+        Ok(Found::There(0))
     }
 
     /// What is lost is announced before anybody is told: the kernel tells it to no file that is opened later, as the next server's.
@@ -550,11 +718,8 @@ impl<'a> Server<'a> {
     }
 
     fn answer(&self, reader: &Reader, slot: usize, number: u64, done: Done<Found>) {
-        let word = match done {
-            Ok(Found::Zeros) => answer_of_zeros(number),
-            done => answer(number, done.map(drop)),
-        };
         if !self.is_over.load(Ordering::Relaxed) {
+            let word = word(number, done);
             let _ = self.say(|| layout::write(&reader.read, answer_at(slot), word));
         }
     }

@@ -8,7 +8,7 @@
 //! disk's server has put it, for the other one to send (`Flight::unsent`), until that is too much.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -194,7 +194,7 @@ pub fn serve(
             connection.hang_up();
         }
         let is_done = |flight: &Flight| flight.requests() == 0 && flight.unsent() == 0;
-        connection.aside(|| connection.await_answers(is_done));
+        connection.await_answers(is_done);
         connection.flight().is_over = true;
         connection.unparked.notify_all();
         done
@@ -251,7 +251,7 @@ impl Connection<'_> {
             }
             let is_taken = |flight: &Flight| flight.unsent() <= UNSENT_MOST;
             if !is_taken(&self.flight()) {
-                self.aside(|| self.await_answers(is_taken));
+                self.await_answers(is_taken);
             }
             self.ask(&request, &mut input, &mut until)?;
         }
@@ -264,9 +264,9 @@ impl Connection<'_> {
             Err(error) if waits(&error) => None,
             Err(error) => Some(Seen::End(error)),
         };
-        let mut has_waited = false;
+        let (mut has_waited, mut has_input) = (false, true);
         loop {
-            match tries() {
+            match has_input.then(&mut tries).flatten() {
                 Some(Seen::End(error)) => return Err(error),
                 Some(_) => return Ok(has_waited),
                 None => has_waited = true,
@@ -274,6 +274,11 @@ impl Connection<'_> {
             if !self.tell(watcher) {
                 break;
             }
+            if let Some(found) = self.await_by_stream() {
+                has_input = found;
+                continue;
+            }
+            has_input = true;
             let look = || self.send_answers(&mut self.flight()).then_some(Seen::Answers);
             match watcher.watch(look, &mut tries) {
                 Some(Seen::End(error)) => return Err(error),
@@ -292,11 +297,31 @@ impl Connection<'_> {
         })
     }
 
+    /// Where answers come by a stream: sleeps for one of them, which is sent, or for something from the client, which is the answer. `None`: they
+    /// come otherwise, or nothing is asked.
+    fn await_by_stream(&self) -> Option<bool> {
+        let answers = {
+            let mut flight = self.flight();
+            self.tell_of(&mut flight);
+            // (Who sends by a stream may receive meanwhile.)
+            if self.send_answers(&mut flight) {
+                return Some(true);
+            }
+            let answers = flight.asked.first()?.turn.answers();
+            flight.is_watched |= answers.have_stream();
+            answers
+        };
+        let found = answers.wait_beside(self.stream.as_fd())?;
+        self.send_answers(&mut self.flight());
+        Some(found)
+    }
+
     /// Waits for something else than answers, which the other thread looks after meanwhile.
     fn aside<T>(&self, wait: impl FnOnce() -> T) -> T {
         {
             let mut flight = self.flight();
             self.tell_of(&mut flight);
+            self.send_received(&mut flight);
             flight.is_watched = false;
             if flight.is_parked && !flight.asked.is_empty() {
                 self.unparked.notify_all();
@@ -359,7 +384,7 @@ impl Connection<'_> {
         if reads && !has_chunks {
             let has_room = |flight: &Flight| flight.held + length <= REQUEST_MOST as usize;
             if !has_room(&self.flight()) {
-                self.aside(|| self.await_answers(has_room));
+                self.await_answers(has_room);
             }
             self.flight().held += length;
             whole.read = vec![0; length];
@@ -466,7 +491,7 @@ impl Connection<'_> {
                 return Err(libc::EIO);
             }
             if is_full {
-                self.aside(|| self.await_answers(|flight| flight.requests() < SLOTS));
+                self.await_answers(|flight| flight.requests() < SLOTS);
                 continue;
             }
             match self.reader.turn(until) {
@@ -474,7 +499,8 @@ impl Connection<'_> {
                     *until = None;
                     return Ok(turn);
                 }
-                Ok(None) => thread::sleep(RETRY),
+                // (Others have a slot, or a stream waits for what was asked before.)
+                Ok(None) => self.aside(|| thread::sleep(RETRY)),
                 Err(errno) => return Err(errno),
             }
         }
@@ -482,10 +508,33 @@ impl Connection<'_> {
 
     /// Until enough is answered.
     fn await_answers(&self, is_enough: impl Fn(&Flight) -> bool) {
-        let mut flight = self.flight();
-        flight.is_awaited = true;
-        let flight = self.answered.wait_while(flight, |flight| !is_enough(flight));
-        flight.unwrap_or_else(PoisonError::into_inner).is_awaited = false;
+        // (By a stream it takes what comes itself, whatever the other one sends.)
+        loop {
+            let mut flight = self.flight();
+            self.tell_of(&mut flight);
+            self.send_received(&mut flight);
+            if is_enough(&flight) {
+                return;
+            }
+            let answers = flight.asked.first().map(|asked| asked.turn.answers());
+            let Some(answers) = answers.filter(|answers| answers.have_stream()) else { break };
+            flight.is_watched = true;
+            drop(flight);
+            answers.wait();
+        }
+        self.aside(|| {
+            let mut flight = self.flight();
+            flight.is_awaited = true;
+            let flight = self.answered.wait_while(flight, |flight| !is_enough(flight));
+            flight.unwrap_or_else(PoisonError::into_inner).is_awaited = false;
+        });
+    }
+
+    /// What has come by a stream while something was sent there, of which nobody else hears.
+    fn send_received(&self, flight: &mut Flight) {
+        if flight.asked.first().is_some_and(|asked| asked.turn.answers().have_stream()) {
+            self.send_answers(flight);
+        }
     }
 
     fn send(&self, flight: &mut Flight, mut parts: &mut [libc::iovec]) {
@@ -700,9 +749,15 @@ impl Connection<'_> {
                 (sends, at) = (std::mem::take(&mut flight.unsent), 0);
                 flight.sending = sends.len();
             }
+            let is_watched = flight.is_watched;
             drop(flight);
             let is_quiet = match &answers {
+                // (The other one sleeps for them.)
+                Some(answers) if at == sends.len() && is_watched && answers.have_stream() => true,
                 _ if at < sends.len() => {
+                    if let Some(answers) = answers.as_ref().filter(|_| !is_watched) {
+                        answers.receive();
+                    }
                     let sent = self.send_on(&sends[at..]);
                     at += sent;
                     sent == 0
@@ -840,9 +895,10 @@ impl Input {
             let to = unsafe { to.add(done) };
             let left = length - done;
             let received = match receive(of.stream, to, left, libc::MSG_DONTWAIT) {
-                Err(error) if waits(&error) => {
-                    of.aside(|| receive(of.stream, to, left, libc::MSG_WAITALL))
-                }
+                Err(error) if waits(&error) => match of.await_by_stream() {
+                    Some(_) => Err(error),
+                    None => of.aside(|| receive(of.stream, to, left, libc::MSG_WAITALL)),
+                },
                 received => received,
             };
             match received {

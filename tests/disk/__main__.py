@@ -967,6 +967,7 @@ def main():
     parser.add_argument("--on", choices=PLACES, help="default: all places")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--direct", action="store_true", help="servers take TCP connections; with --measure: both, by turns")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each that is measured (9)")
     parser.add_argument("--rails", choices=["memory", "tcp"], default="memory", help="between two hosts: in memory, or libfabric's tcp")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
@@ -994,8 +995,9 @@ def main():
             folder.chmod(0o777)
             with PLACES[name](ringlet.command, folder, options.rails) as place:
                 if options.measure:
-                    measure(place, ringlet, options.rounds)
+                    measure(place, ringlet, options.rounds, options.direct)
                 else:
+                    place.direct = ["--direct", place.address] if options.direct else []
                     failed |= play(place, [each for each in SCENES if each.__name__ in (options.scenes or names)], options.seed)
             if left := end_orphans():
                 print(f"FAILED    {name}: left behind: {left}", flush=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -41,7 +42,7 @@ def over_tcp(place, path):
         process.kill()
 
 
-def measure(place, ringlet, rounds):
+def measure(place, ringlet, rounds, direct):
     plain, wrapped = list, lambda words: [str(ringlet.command), "run", "--", *words]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, contextlib.ExitStack() as held:
         path = os.path.join(folder, "disk")
@@ -54,6 +55,11 @@ def measure(place, ringlet, rounds):
             "ringlet": (held.enter_context(attached(place, "measured")).uri, plain),
             "ringlet, and fio under it": (held.enter_context(attached(place, "measured", wrap=wrapped)).uri, wrapped),
         }
+        if direct:
+            other = os.path.join(folder, "other")
+            shutil.copy2(path, other)
+            held.enter_context(served(place, "direct", other, "--direct", place.address))
+            ways["ringlet --direct"] = (held.enter_context(attached(place, "direct")).uri, plain)
         for name, how, value, unit, less in JOBS:
             found = {way: [] for way in ways}
             for _ in range(rounds):

@@ -49,6 +49,8 @@ class Place:
     def __init__(self, name, command, directory):
         self.name, self.command, self.directory = name, command, pathlib.Path(directory)
         self._count = 0
+        # What each server is told besides: where it takes connections.
+        self.direct = []
 
     def path(self, name):
         self._count += 1
@@ -85,6 +87,7 @@ def host(command, directory, _rails):
     begin()
     place.serves = place.uses = Side(place, keeper)
     place.end_keeper = end
+    place.address = "127.0.0.1"
     try:
         yield place
     finally:
@@ -97,6 +100,7 @@ def hosts(command, directory, rails):
     ground = types.SimpleNamespace(ringlet=types.SimpleNamespace(command=command))
     with (in_memory if rails == "memory" else by_libfabric)() as said, hosts_that_reflect(ground, "ab", said) as both:
         place.hosts = both
+        place.address = both[0].ip
         place.end_keeper = lambda number: os.kill(reflects(both[number])[0]["pid"], signal.SIGKILL)
         place.serves, place.uses = (Side(place, socket(each), inside(each.container.name)) for each in both)
         yield place
@@ -113,7 +117,7 @@ class Server:
         self.start()
 
     def start(self):
-        self.process = self.side.start("disk", "serve", self.name, self.path, *self.words, user=self.user)
+        self.process = self.side.start("disk", "serve", self.name, self.path, *self.place.direct, *self.words, user=self.user)
         line = self.process.line(LIMIT)
         require(line == "ready", f"{self.name} is not served: {line} {self.process.tail()}")
 

@@ -1,5 +1,6 @@
 //! A server, a keeper and readers in one process; and readers that mean no good.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, Once};
@@ -8,7 +9,8 @@ use std::time::Duration;
 use ringlet_reflect::keeper::{self, keep};
 use ringlet_reflect::{Host, Permission, Use, VARIABLE, Wait};
 
-use super::{Flags, Reader, Session, locked};
+use super::streams::has_stream;
+use super::{Flags, Offer, Reader, Session, locked};
 use crate::file::tests::{GATE, MOVED};
 use crate::layout::{
     Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at, answered, load, next, number_at,
@@ -17,8 +19,8 @@ use crate::layout::{
 use crate::server::tests::{CUT_OFF, DAWDLES};
 use crate::{Extent, Options, Said, serve};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const BYTES: usize = 3 * SLOT_BYTES + 1000;
+pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const BYTES: usize = 3 * SLOT_BYTES + 1000;
 
 extern "C" fn clean_up() {
     let _ = std::fs::remove_dir_all(place());
@@ -29,7 +31,7 @@ fn place() -> PathBuf {
 }
 
 /// This process's, with its keeper, until it ends.
-fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     static BEGUN: Once = Once::new();
     let folder = place();
     BEGUN.call_once(|| {
@@ -55,7 +57,15 @@ fn folder() -> PathBuf {
     folder
 }
 
-fn pattern() -> Vec<u8> {
+/// Readers of a disk whose streams go another way than its server says.
+pub static WAYS: Mutex<Vec<(&str, SocketAddr)>> = Mutex::new(Vec::new());
+
+pub fn by_another_way(name: &str, offer: Option<Offer>) -> Option<Offer> {
+    let way = locked(&WAYS).iter().find(|way| way.0 == name).map(|way| way.1);
+    offer.map(|offer| Offer { address: way.unwrap_or(offer.address), ..offer })
+}
+
+pub fn pattern() -> Vec<u8> {
     (0..BYTES).map(|at| (at / 7 * 31) as u8).collect()
 }
 
@@ -65,12 +75,23 @@ fn served(name: &'static str, read_only: bool) -> PathBuf {
 }
 
 fn served_at(name: &'static str, path: PathBuf, read_only: bool) -> PathBuf {
+    served_by(name, path, read_only, None)
+}
+
+pub const NEAR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+pub fn served_by(
+    name: &'static str,
+    path: PathBuf,
+    read_only: bool,
+    direct: Option<SocketAddr>,
+) -> PathBuf {
     folder();
     std::fs::write(&path, pattern()).unwrap();
     let (ready, is_ready) = channel();
     let file = path.clone();
     std::thread::spawn(move || {
-        let options = Options { name, path: &file, read_only, mode: 0o600 };
+        let options = Options { name, path: &file, read_only, mode: 0o600, direct };
         let find = || Ok(Host::find()?);
         serve(&options, find, |said| {
             if matches!(said, Said::Ready) {
@@ -83,11 +104,11 @@ fn served_at(name: &'static str, path: PathBuf, read_only: bool) -> PathBuf {
     path
 }
 
-fn open(name: &str) -> Reader {
+pub fn open(name: &str) -> Reader {
     Reader::open(name, None, PATIENCE).unwrap()
 }
 
-fn read(reader: &Reader) -> Vec<u8> {
+pub fn read(reader: &Reader) -> Vec<u8> {
     let mut all = vec![0; BYTES];
     reader.read(0, &mut all).unwrap();
     all
@@ -137,7 +158,7 @@ fn who_dies_while_it_is_let_in_keeps_nobody_waiting() {
 fn a_name_is_served_once_and_a_file_too() {
     let path = served("once", false);
     let again = |name, path: &Path, read_only| {
-        let options = Options { name, path, read_only, mode: 0o600 };
+        let options = Options { name, path, read_only, mode: 0o600, direct: None };
         let error = serve(&options, || Ok(Host::find()?), |_| panic!("it is served"));
         format!("{:#}", error.unwrap_err())
     };
@@ -182,8 +203,8 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
     let (session, _) = Session::open("lied", None).unwrap();
     let mut liar = Liar { session, number: random() };
     let bytes = BYTES as u64;
-    let no = |op, offset, length| (Request { op, flags: 0, offset, length }, libc::EINVAL);
-    let writes = |op| (Request { op, flags: u32::MAX, offset: 0, length: 8 }, libc::EPERM);
+    let no = |op, offset, length| (Request { op, flags: 0, offset, length, over: 0 }, libc::EINVAL);
+    let writes = |op| (Request { op, flags: u32::MAX, offset: 0, length: 8, over: 0 }, libc::EPERM);
     for (request, errno) in [
         no(Op::Read, bytes, 1),
         no(Op::Read, 0, SLOT_BYTES as u64 + 1),
@@ -202,7 +223,7 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
     }
     // The largest one stays in its slot.
     let before = load(&liar.session.read, read_at(2));
-    let most = Request { op: Op::Read, flags: 0, offset: 1, length: SLOT_BYTES as u64 };
+    let most = Request { op: Op::Read, flags: 0, offset: 1, length: SLOT_BYTES as u64, over: 0 };
     assert_eq!(liar.asks(1, &most), Ok(()));
     assert_eq!(load(&liar.session.read, read_at(2)), before);
     // Words that are no request, in all slots at a time, in any order.
@@ -361,7 +382,7 @@ impl Drop for Slow {
 fn goes_while_it_writes(name: &str, at: u64, slow: &Slow) {
     let (mut goes, _) = Session::open(name, None).unwrap();
     goes.written.put(written_at(0), b"first").unwrap();
-    let request = Request { op: Op::Write, flags: 0, offset: at, length: 5 };
+    let request = Request { op: Op::Write, flags: 0, offset: at, length: 5, over: 0 };
     request.write(&goes.requests, goes.seat, 0).unwrap();
     let slot = goes.slots.get_mut().unwrap().last_mut().unwrap();
     assert_eq!(slot.slot, 0);
@@ -489,4 +510,52 @@ fn what_could_not_be_answered_is_asked_again() {
         is_done.recv_timeout(PATIENCE).expect("no answer");
         assert_ne!(generation(), before);
     }
+}
+
+/// Each operation, at the edges, by a stream.
+#[test]
+fn by_a_stream_it_is_the_same() {
+    let path = served_by("stream", folder().join("stream"), false, Some(NEAR));
+    let (one, other) = (open("stream"), open("stream"));
+    let mut model = pattern();
+    assert_eq!(read(&one), model);
+    assert!(has_stream(&one));
+    let bytes = vec![7; 2 * SLOT_BYTES + 3];
+    one.write(500, &bytes, Flags { durable: true, ..Flags::default() }).unwrap();
+    model[500..500 + bytes.len()].fill(7);
+    other.zero(0, 300, Flags { may_trim: true, ..Flags::default() }).unwrap();
+    model[..300].fill(0);
+    other.flush().unwrap();
+    other.trim(700, 0, Flags::default()).unwrap();
+    assert_eq!((read(&one), read(&other)), (model.clone(), model.clone()));
+    assert_eq!(std::fs::read(path).unwrap(), model);
+    let extents = one.extents(0, BYTES as u64).unwrap();
+    assert_eq!(extents.iter().map(|extent| extent.length).sum::<u64>(), BYTES as u64);
+    let end = BYTES as u64;
+    assert_eq!(one.read(end, &mut [0]), Err(libc::EINVAL));
+    assert_eq!(one.write(end - 1, b"ab", Flags::default()), Err(libc::EINVAL));
+    assert_eq!(one.extents(end, 1), Err(libc::EINVAL));
+    assert!(has_stream(&one) && has_stream(&other));
+}
+
+/// Many threads by one stream, each of which finds what it wrote.
+#[test]
+fn many_ask_by_one_stream() {
+    served_by("threads", folder().join("threads"), false, Some(NEAR));
+    let reader = open("threads");
+    std::thread::scope(|scope| {
+        for thread in 0..2 * SLOTS as u64 {
+            let reader = &reader;
+            scope.spawn(move || {
+                for round in 0..50_u8 {
+                    let (bytes, mut found) = ([round ^ thread as u8; 9000], [0; 9000]);
+                    let at = thread * 9000;
+                    reader.write(at, &bytes, Flags::default()).unwrap();
+                    reader.read(at, &mut found).unwrap();
+                    assert_eq!(found, bytes);
+                }
+            });
+        }
+    });
+    assert!(has_stream(&reader));
 }

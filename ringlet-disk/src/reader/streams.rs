@@ -1,0 +1,436 @@
+//! Tests of streams (`direct`): the reader and the server as they are, and between them whoever breaks, holds up, and lies.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::tests::{BYTES, NEAR, PATIENCE, WAYS, folder, open, pattern, read, served_by};
+use super::{Flags, Reader, SLOT_BYTES, SLOTS, Session, Turn, locked};
+use crate::direct::{Asked, HELLO_BYTES, Head, Hello, welcome};
+use crate::file::tests::writes;
+use crate::layout::{Op, READERS, Request, answer, answer_of_zeros, next};
+
+fn session(reader: &Reader) -> Arc<Session> {
+    locked(&reader.session).session.clone().unwrap()
+}
+
+pub fn has_stream(reader: &Reader) -> bool {
+    session(reader).asks.has_stream()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "it is not so that {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Where a stream breaks: behind so many bytes one way, or the other.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    up: usize,
+    down: usize,
+}
+
+const WHOLE: Cut = Cut { up: usize::MAX, down: usize::MAX };
+
+/// What went through one stream.
+#[derive(Default)]
+struct Went {
+    up: Vec<u8>,
+    down: Vec<u8>,
+}
+
+/// Between a disk's readers and its server.
+struct Relay {
+    /// Of the streams to come; behind them all are whole.
+    cuts: Mutex<VecDeque<Cut>>,
+    went: Mutex<Vec<Arc<Mutex<Went>>>>,
+}
+
+impl Relay {
+    /// For readers that are opened from now on.
+    fn of(name: &'static str) -> Arc<Relay> {
+        let (way, there) = (TcpListener::bind(NEAR).unwrap(), offered(name));
+        locked(&WAYS).push((name, way.local_addr().unwrap()));
+        let relay = Arc::new(Relay { cuts: Mutex::default(), went: Mutex::default() });
+        let relays = relay.clone();
+        thread::spawn(move || {
+            for stream in way.incoming() {
+                let (reader, server) = (stream.unwrap(), TcpStream::connect(there).unwrap());
+                let cut = locked(&relays.cuts).pop_front().unwrap_or(WHOLE);
+                let went = Arc::<Mutex<Went>>::default();
+                locked(&relays.went).push(went.clone());
+                let (from, to) = (reader.try_clone().unwrap(), server.try_clone().unwrap());
+                let noted = went.clone();
+                thread::spawn(move || {
+                    carry(&from, &to, cut.up, |bytes| locked(&noted).up.extend(bytes));
+                });
+                thread::spawn(move || {
+                    carry(&server, &reader, cut.down, |bytes| locked(&went).down.extend(bytes));
+                });
+            }
+        });
+        relay
+    }
+}
+
+fn offered(name: &str) -> SocketAddr {
+    let reader = open(name);
+    session(&reader).asks.offer().unwrap().address
+}
+
+fn carry(mut from: &TcpStream, mut to: &TcpStream, mut most: usize, note: impl Fn(&[u8])) {
+    let mut bytes = [0; 4096];
+    while most > 0 {
+        let room = bytes.len().min(most);
+        let Ok(got @ 1..) = from.read(&mut bytes[..room]) else { break };
+        note(&bytes[..got]);
+        if to.write_all(&bytes[..got]).is_err() {
+            break;
+        }
+        most -= got;
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// Each kind of request, some at a time; what is read is as the model has it.
+fn script(reader: &Reader, model: &mut [u8], round: u8) {
+    let mut write = |at: usize, length: usize, durable| {
+        let bytes: Vec<u8> = (0..length).map(|byte| (byte as u8) ^ round).collect();
+        reader.write(at as u64, &bytes, Flags { durable, ..Flags::default() }).unwrap();
+        model[at..at + length].copy_from_slice(&bytes);
+    };
+    write(100, 300, false);
+    write(1000, 20_000, true);
+    reader.flush().unwrap();
+    reader.zero(50_000, 700, Flags::default()).unwrap();
+    model[50_000..50_700].fill(0);
+    let mut found = vec![0; 30_000];
+    reader.read(90, &mut found).unwrap();
+    assert!(found == model[90..][..found.len()], "other bytes");
+    let extents = reader.extents(0, 60_000).unwrap();
+    assert!((1..=60_000).contains(&extents.iter().map(|extent| extent.length).sum::<u64>()));
+    // Several at a time.
+    let mut turns = VecDeque::new();
+    for at in 0..6 {
+        let mut turn = loop {
+            match reader.turn(&mut None).unwrap() {
+                Some(turn) => break turn,
+                // (A stream is ready, and waits for what was asked before.)
+                None => finish(turns.drain(..), model),
+            }
+        };
+        let offset = 200_000 + at * 5000;
+        let (op, length) = if at % 2 == 0 { (Op::Write, 4000) } else { (Op::Read, 4500) };
+        turn.prepare(op, Flags::default(), offset as u64, length as u64);
+        if op == Op::Write {
+            turn.fill_from(&vec![round ^ at as u8; length]);
+            model[offset..offset + length].fill(round ^ at as u8);
+        }
+        turn.ask();
+        turns.push_back((turn, op, offset, length));
+    }
+    finish(turns.drain(..), model);
+}
+
+fn finish(turns: impl Iterator<Item = (Turn, Op, usize, usize)>, model: &[u8]) {
+    let mut is_told = false;
+    for (mut turn, op, offset, length) in turns {
+        if !std::mem::replace(&mut is_told, true) {
+            turn.tell();
+        }
+        assert_eq!(turn.wait().unwrap(), Ok(()));
+        if op == Op::Read {
+            // SAFETY: a slot has so many bytes; nobody writes there any more.
+            #[allow(unsafe_code)]
+            let found = unsafe { std::slice::from_raw_parts(turn.bytes(), length) };
+            assert!(found == &model[offset..offset + length], "other bytes");
+        }
+        turn.finish();
+    }
+}
+
+const WRITTEN: [u64; 5] = [100, 1000, 200_000, 210_000, 220_000];
+
+/// Before, in, and behind each message.
+fn cuts(went: &Went) -> Vec<Cut> {
+    let (mut up, mut down) = (vec![0, 20, HELLO_BYTES], vec![0, 5, welcome().len()]);
+    let add = |all: &mut Vec<usize>, head: usize, rest: usize| {
+        let at = *all.last().unwrap();
+        all.extend([at + head / 2, at + head]);
+        if rest > 0 {
+            all.extend([at + head + rest / 2, at + head + rest]);
+        }
+    };
+    while *up.last().unwrap() < went.up.len() {
+        let asked = Asked::read(&went.up[*up.last().unwrap()..]).unwrap();
+        add(&mut up, asked.bytes().len(), asked.payload() as usize);
+    }
+    while *down.last().unwrap() < went.down.len() {
+        let head = Head::read(&went.down[*down.last().unwrap()..]).unwrap();
+        add(&mut down, head.bytes().len(), head.length);
+    }
+    let up = up.into_iter().map(|up| Cut { up, ..WHOLE });
+    up.chain(down.into_iter().map(|down| Cut { down, ..WHOLE })).collect()
+}
+
+/// Wherever a stream breaks, and the next one again, each write is done once, and what is read is right.
+#[test]
+fn whatever_breaks_each_write_is_done_once() {
+    let path = served_by("broken", folder().join("broken"), false, Some(NEAR));
+    let relay = Relay::of("broken");
+    let mut model = pattern();
+    let all = {
+        let reader = open("broken");
+        script(&reader, &mut model, 1);
+        assert!(has_stream(&reader));
+        cuts(&locked(&locked(&relay.went)[0]))
+    };
+    assert!(all.len() > 60, "{} places to break", all.len());
+    let mut count = 1;
+    for (number, cut) in all.iter().enumerate() {
+        // (The next one as soon as it is there, in the middle, or not.)
+        let again = all[(number * 7 + 3) % all.len()];
+        let again = [again, Cut { up: 0, down: 0 }, Cut { up: HELLO_BYTES + 9, ..WHOLE }, WHOLE];
+        *locked(&relay.cuts) = [*cut, again[number % 4], again[number / 4 % 4]].into();
+        let reader = open("broken");
+        for round in 0..2_u8 {
+            script(&reader, &mut model, round.wrapping_add(2 * number as u8));
+            count += 1;
+        }
+        assert!(std::fs::read(&path).unwrap() == model, "{cut:?}: other bytes in the file");
+        for at in WRITTEN {
+            let done = writes(reader.known.facts.file, at);
+            assert_eq!(done, count, "{cut:?}, {again:?}: at {at} other writes than were asked for");
+        }
+        // In the end there is a whole one again.
+        until("there is a stream", || {
+            assert!(read(&reader) == model, "{cut:?}: other bytes");
+            has_stream(&reader)
+        });
+    }
+}
+
+/// A way that holds what is sent, until its sender has gone and somebody says so.
+fn held(name: &'static str, most: usize) -> (Sender<()>, Receiver<()>) {
+    let (way, there) = (TcpListener::bind(NEAR).unwrap(), offered(name));
+    locked(&WAYS).push((name, way.local_addr().unwrap()));
+    let (go, goes) = channel();
+    let (ended, has_ended) = channel();
+    thread::spawn(move || {
+        let (mut reader, _) = way.accept().unwrap();
+        // (There is no other one.)
+        drop(way);
+        let mut server = TcpStream::connect(there).unwrap();
+        let (mut hello, mut bytes) = ([0; HELLO_BYTES], vec![0; most]);
+        reader.read_exact(&mut hello).unwrap();
+        server.write_all(&hello).unwrap();
+        let mut said = welcome();
+        server.read_exact(&mut said).unwrap();
+        reader.write_all(&said).unwrap();
+        reader.read_exact(&mut bytes).unwrap();
+        drop(reader);
+        goes.recv().unwrap();
+        let _ = server.write_all(&bytes);
+        // (Until it has ended it, or has answered.)
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = server.read(&mut bytes);
+        ended.send(()).unwrap();
+    });
+    (go, has_ended)
+}
+
+/// What was on its way by a stream that its reader has left is not done when it comes.
+#[test]
+fn what_comes_late_by_a_stream_is_not_done() {
+    const AT: u64 = 777;
+    let path = served_by("later", folder().join("later"), false, Some(NEAR));
+    let other = open("later");
+    let (go, has_ended) = held("later", 32 + 5);
+    let reader = open("later");
+    reader.write(AT, b"first", Flags::default()).unwrap();
+    other.write(AT, b"other", Flags::default()).unwrap();
+    go.send(()).unwrap();
+    has_ended.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(std::fs::read(path).unwrap()[AT as usize..][..5], *b"other");
+    assert_eq!(writes(reader.known.facts.file, AT), 2);
+    let mut found = [0; 5];
+    reader.read(AT, &mut found).unwrap();
+    assert_eq!(found, *b"other");
+}
+
+/// A server that lies: what is read is right all the same, by the regions.
+#[test]
+fn a_stream_that_lies_is_left() {
+    served_by("lying", folder().join("lying"), false, Some(NEAR));
+    let way = TcpListener::bind(NEAR).unwrap();
+    offered("lying");
+    locked(&WAYS).push(("lying", way.local_addr().unwrap()));
+    type Lie = fn(&Asked) -> Vec<u8>;
+    let lies: [Lie; 9] = [
+        |_| vec![0xff; 64],
+        |asked| Head { slot: SLOTS, word: answer(asked.number, Ok(())), length: 8 }.bytes().to_vec(),
+        |asked| {
+            let slot = (asked.slot + 1) % SLOTS;
+            Head { slot, word: answer(asked.number, Ok(())), length: 0 }.bytes().to_vec()
+        },
+        |asked| {
+            let word = answer(next(asked.number), Ok(()));
+            Head { slot: asked.slot, word, length: 0 }.bytes().to_vec()
+        },
+        |asked| {
+            let (slot, word) = (asked.slot, answer(asked.number, Ok(())));
+            let length = asked.request.length as usize - 1;
+            [&Head { slot, word, length }.bytes()[..], &vec![7; length]].concat()
+        },
+        |asked| {
+            let (slot, word) = (asked.slot, answer(asked.number, Ok(())));
+            Head { slot, word, length: usize::MAX >> 8 }.bytes().to_vec()
+        },
+        |asked| {
+            let (slot, word) = (asked.slot, answer_of_zeros(asked.number));
+            Head { slot, word, length: 9 }.bytes().to_vec()
+        },
+        |asked| {
+            let (slot, word) = (asked.slot, answer(asked.number, Err(libc::EIO)));
+            Head { slot, word, length: SLOT_BYTES + 1 }.bytes().to_vec()
+        },
+        // Half of it, and no more.
+        |asked| {
+            let (slot, word) = (asked.slot, answer(asked.number, Ok(())));
+            let length = asked.request.length as usize;
+            [&Head { slot, word, length }.bytes()[..], &vec![7; length / 2]].concat()
+        },
+    ];
+    thread::spawn(move || {
+        for lie in lies.iter().cycle() {
+            let (mut stream, _) = way.accept().unwrap();
+            let (mut hello, mut asked) = ([0; HELLO_BYTES], [0; 32]);
+            let said = stream
+                .read_exact(&mut hello)
+                .and_then(|()| stream.write_all(&welcome()))
+                .and_then(|()| stream.read_exact(&mut asked));
+            if said.is_ok() {
+                let _ = stream.write_all(&lie(&Asked::read(&asked).unwrap()));
+                let _ = stream.shutdown(Shutdown::Write);
+                let _ = stream.read(&mut hello);
+            }
+        }
+    });
+    let mut had = 0;
+    for _ in 0..9 {
+        let reader = open("lying");
+        had += usize::from(session(&reader).asks.is_ready());
+        let mut found = vec![0; 5000];
+        reader.read(3000, &mut found).unwrap();
+        assert_eq!(found, pattern()[3000..8000]);
+    }
+    assert_eq!(had, 9, "there was no stream");
+}
+
+/// Who connects and is no reader gets nothing, and a reader that says what it likes harms nobody else.
+#[test]
+fn who_lies_by_a_stream_harms_nobody() {
+    let path = served_by("preyed", folder().join("preyed"), true, Some(NEAR));
+    let honest = open("preyed");
+    read(&honest);
+    let liar = open("preyed");
+    read(&liar);
+    let (own, offer) = (session(&liar), session(&honest).asks.offer().unwrap());
+    let hello = |seat, admitted, stream| Hello { token: offer.token, seat, admitted, stream };
+    let right = hello(own.seat, own.asks.admitted(), 1000);
+    let says = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(offer.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut got = Vec::new();
+        let _ = stream.read_to_end(&mut got);
+        got
+    };
+    // Those that are not let in.
+    let mut wrong = right.bytes();
+    wrong[8 + 15] ^= 0x80;
+    let is_there = session(&honest);
+    for bytes in [
+        wrong.to_vec(),
+        vec![0; HELLO_BYTES],
+        right.bytes()[..HELLO_BYTES - 1].to_vec(),
+        b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n                ".to_vec(),
+        hello(READERS - 1, own.asks.admitted(), 1000).bytes().to_vec(),
+        hello(READERS, own.asks.admitted(), 1000).bytes().to_vec(),
+        hello(own.seat, own.asks.admitted() + 1, 1000).bytes().to_vec(),
+        hello(is_there.seat, own.asks.admitted(), 1000).bytes().to_vec(),
+        hello(own.seat, own.asks.admitted(), 0).bytes().to_vec(),
+    ] {
+        assert_eq!(says(&bytes), b"", "{bytes:?} is let in");
+    }
+    assert!(has_stream(&honest));
+    // One that is let in, and asks for what it may not.
+    let request = |op, offset, length| Request { op, flags: u32::MAX, offset, length, over: 0 };
+    let asked = |slot, request| Asked { slot, number: 5, request }.bytes().to_vec();
+    let bytes = BYTES as u64;
+    let mut stream = 1000;
+    let mut talks = |words: &[u8]| {
+        stream += 1;
+        let hello = hello(own.seat, own.asks.admitted(), stream).bytes();
+        let got = says(&[&hello[..], words].concat());
+        assert_eq!(got[..8], welcome());
+        got[8..].to_vec()
+    };
+    for (request, payload, errno) in [
+        (request(Op::Read, bytes, 1), 0, libc::EINVAL),
+        (request(Op::Read, u64::MAX, u64::MAX), 0, libc::EINVAL),
+        (request(Op::Read, 0, SLOT_BYTES as u64 + 1), 0, libc::EINVAL),
+        (request(Op::Extents, 1, u64::MAX), 0, libc::EINVAL),
+        (request(Op::Hello, 0, 0), 0, libc::EINVAL),
+        (request(Op::Write, 0, 9), 9, libc::EPERM),
+        (request(Op::Zero, 0, 9), 0, libc::EPERM),
+    ] {
+        let got = talks(&[asked(3, request), vec![1; payload]].concat());
+        let head = Head { slot: 3, word: answer(5, Err(errno)), length: 0 };
+        assert_eq!(Head::read(&got), Some(head), "{request:?}");
+    }
+    // What can't be understood ends it.
+    for words in [
+        asked(SLOTS, request(Op::Read, 0, 1)),
+        asked(0, request(Op::Write, 0, SLOT_BYTES as u64 + 1)),
+        asked(0, request(Op::Write, 0, u64::MAX)),
+        vec![7; 32],
+        asked(0, request(Op::Read, 0, 1))[..31].to_vec(),
+        [asked(0, request(Op::Write, 0, 100)), vec![0; 99]].concat(),
+    ] {
+        assert_eq!(talks(&words), b"", "{words:?}");
+    }
+    // An older one does not come back.
+    assert_eq!(says(&hello(own.seat, own.asks.admitted(), 999).bytes()), b"");
+    // Many that say nothing, and one that takes nothing of what it asks for, are in nobody's way.
+    let silent: Vec<_> = (0..3 * READERS)
+        .map(|at| {
+            let mut stream = TcpStream::connect(offer.address).unwrap();
+            stream.write_all(&right.bytes()[..at % HELLO_BYTES]).unwrap();
+            stream
+        })
+        .collect();
+    let mut deaf = TcpStream::connect(offer.address).unwrap();
+    deaf.write_all(&hello(own.seat, own.asks.admitted(), 5000).bytes()).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    for _ in 0..2000 {
+        let whole = asked(1, request(Op::Read, 0, SLOT_BYTES as u64));
+        if deaf.write(&whole).is_err() {
+            break;
+        }
+    }
+    assert_eq!(read(&honest), pattern());
+    let late = open("preyed");
+    assert_eq!(read(&late), pattern());
+    assert!(has_stream(&honest) && has_stream(&late));
+    drop((silent, deaf));
+    assert_eq!(std::fs::read(path).unwrap(), pattern());
+}
