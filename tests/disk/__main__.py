@@ -38,9 +38,10 @@ except ImportError:
     sys.exit(77)
 
 from clients import BLOCK, Model, connect, refused  # noqa: E402
-from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, has_failed, require, skip, wait_until  # noqa: E402
+from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, free_port, has_failed, require, skip, wait_until  # noqa: E402
 from measure import measure  # noqa: E402
 from places import LIMIT, Server, attached, cut, host, hosts, served  # noqa: E402
+from reflect import ruled  # noqa: E402
 from world import missing  # noqa: E402
 
 NEEDED = {"fio": "fio", "nbdcopy": "libnbd-bin"}
@@ -878,6 +879,50 @@ def cut_off(place, seed):
         for _ in range(50):
             model.step()
         model.settle()
+        model.is_in(path)
+
+
+@scene
+def direct(place, seed):
+    """Readers use the server's TCP connections. Where one is killed, or passes nothing any more, they go on without, and have one again later."""
+    path, port = place.file(8 * MB), free_port()
+    has_one = lambda: bool(run(*place.uses.argv("ss", "-tHn", "state", "established", f"dport = :{port}")).strip())
+    bytes_sent = lambda: sum(int(word) for word in re.findall(r"bytes_sent:(\d+)", run(*place.uses.argv("ss", "-tHin", f"dport = :{port}"))))
+    with served(place, "direct", path, "--direct", f"{place.address}:{port}") as server, attached(place, "direct", "--patience", "100") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        model.use(reader.uri)
+
+        def go_on(steps=50):
+            for _ in range(steps):
+                model.step()
+
+        def is_used():
+            go_on(1)
+            return has_one() and bytes_sent() > 10 * BLOCK
+
+        wait_until(is_used, LIMIT, "a connection to be used")
+        kills = shutil.which("ss") and subprocess.run(place.uses.argv("ss", "-K", "dport", "=", ":1"), capture_output=True).returncode == 0
+        for _ in range(KILLS if kills else 0):
+            go_on()
+            for _ in range(8):
+                model.issue()
+            subprocess.run(place.uses.argv("ss", "-K", "dport", "=", f":{port}"), capture_output=True, check=True, timeout=LIMIT)
+            go_on()
+        wait_until(is_used, LIMIT, "another connection to be used")
+        if place.name == "hosts":
+            # (Nobody says that nothing passes.)
+            ruled(place.hosts[1], f"tcp dport {port} drop; tcp sport {port} drop;")
+            go_on()
+            wait_until(lambda: not has_one(), LIMIT, "the connection to be given up")
+            go_on()
+            ruled(place.hosts[1], "")
+            wait_until(is_used, LIMIT, "a connection to be used again")
+        server.kill()
+        server.start()
+        go_on()
+        wait_until(is_used, LIMIT, "a connection to the next server to be used")
+        model.settle()
+        model.client.flush()
         model.is_in(path)
 
 

@@ -117,7 +117,8 @@ class Server:
         self.start()
 
     def start(self):
-        self.process = self.side.start("disk", "serve", self.name, self.path, *self.place.direct, *self.words, user=self.user)
+        direct = [] if "--direct" in self.words else self.place.direct
+        self.process = self.side.start("disk", "serve", self.name, self.path, *direct, *self.words, user=self.user)
         line = self.process.line(LIMIT)
         require(line == "ready", f"{self.name} is not served: {line} {self.process.tail()}")
 
