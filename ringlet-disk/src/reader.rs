@@ -4,7 +4,7 @@
 //! made again of the server that comes next: the same bytes to the same place, of which nobody was told that they are written.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -378,6 +378,8 @@ struct Session {
     slots: Mutex<Vec<Slot>>,
     answers: Mutex<Watch>,
     freed: Condvar,
+    /// So many wait for a slot; counted where the slots are locked.
+    waiting: AtomicUsize,
     is_lost: AtomicBool,
     asks: Arc<Asks>,
     locks: Locks,
@@ -663,8 +665,11 @@ impl Drop for Turn {
             self.session.is_lost.store(true, Ordering::Relaxed);
         }
         if let Some(slot) = self.slot.take() {
-            locked(&self.session.slots).push(slot);
-            self.session.freed.notify_one();
+            let mut slots = locked(&self.session.slots);
+            slots.push(slot);
+            if self.session.waiting.load(Ordering::Relaxed) > 0 {
+                self.session.freed.notify_one();
+            }
         }
     }
 }
@@ -809,6 +814,7 @@ impl Session {
         }
         let answers = Mutex::new(read.watch(answer_at(0))?);
         let (slots, freed, is_lost) = (Mutex::new(slots), Condvar::new(), AtomicBool::new(false));
+        let waiting = AtomicUsize::new(0);
         // (On one host its memory is nearer.)
         let is_near = |offer: &Offer| facts.host != state.host || offer.address.ip().is_loopback();
         let offer = facts.offer.clone().filter(is_near);
@@ -829,6 +835,7 @@ impl Session {
             slots,
             answers,
             freed,
+            waiting,
             is_lost,
             asks,
             locks,
@@ -858,8 +865,11 @@ impl Session {
             {
                 return Ok(slot);
             }
+            // ORDER: Relaxed: the lock tells of it.
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             let woken = self.freed.wait_timeout(slots, LOOK_AGAIN);
             slots = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

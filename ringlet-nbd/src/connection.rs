@@ -264,7 +264,8 @@ impl Connection<'_> {
             Err(error) if waits(&error) => None,
             Err(error) => Some(Seen::End(error)),
         };
-        let (mut has_waited, mut has_input) = (false, true);
+        // (By a stream it sleeps for both, which tells whether there is any.)
+        let (mut has_waited, mut has_input) = (false, !has_stream(&self.flight()));
         loop {
             match has_input.then(&mut tries).flatten() {
                 Some(Seen::End(error)) => return Err(error),
@@ -532,7 +533,7 @@ impl Connection<'_> {
 
     /// What has come by a stream while something was sent there, of which nobody else hears.
     fn send_received(&self, flight: &mut Flight) {
-        if flight.asked.first().is_some_and(|asked| asked.turn.answers().have_stream()) {
+        if has_stream(flight) {
             self.send_answers(flight);
         }
     }
@@ -844,6 +845,11 @@ impl Connection<'_> {
         }
         Ok(())
     }
+}
+
+/// Is something asked, by a stream?
+fn has_stream(flight: &Flight) -> bool {
+    flight.asked.first().is_some_and(|asked| asked.turn.answers().have_stream())
 }
 
 /// What was received, and not yet taken.
