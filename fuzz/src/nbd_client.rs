@@ -75,7 +75,8 @@ fn begin() -> Stage {
     });
     is_ready.recv().unwrap();
     std::thread::spawn(move || {
-        let options = Options { name: "fuzz", path: &disk, read_only: false, mode: 0o600, direct: None };
+        let options =
+            Options { name: "fuzz", path: &disk, read_only: false, mode: 0o600, direct: None };
         let say = |said| {
             if matches!(said, Said::Ready) {
                 let _ = ready.send(());

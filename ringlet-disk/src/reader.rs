@@ -17,8 +17,8 @@ use ringlet_reflect::{
 use crate::direct::{Asked, Asks, Broken, Waited};
 use crate::file::Extent;
 use crate::layout::{
-    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Offer, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
-    SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
+    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Offer, Op, Part, READERS, Request, SLOT_BYTES,
+    SLOTS, SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
     written_at,
 };
 use crate::locked;

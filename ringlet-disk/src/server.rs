@@ -425,8 +425,7 @@ impl<'a> Server<'a> {
             Job::Over => return false,
             Job::Hello(seat, number) => self.welcome(seat, number),
             Job::Request(reader, slot, number, request) => {
-                let perform =
-                    |request| self.once(&reader, slot, number, request, Patience::AsLong);
+                let perform = |request| self.once(&reader, slot, number, request, Patience::AsLong);
                 let done = request.as_ref().map_or(Err(libc::EINVAL), perform);
                 self.answer(&reader, slot, number, done);
                 reader.tell();
@@ -570,7 +569,9 @@ impl<'a> Server<'a> {
             thread::sleep(DRAINED);
         }
         let changed = locked(&reader.changed)[slot];
-        if request.op.changes() && let Some(done) = answered(changed, number) {
+        if request.op.changes()
+            && let Some(done) = answered(changed, number)
+        {
             return done.map(|()| Found::There(0));
         }
         self.perform(reader, request, Place::Slot(slot), patience)

@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::wire::{
-    ANSWER_BYTES, Asked, GREETING, Head, Hello, WELCOME_BYTES, prepare, receive, receive_by,
-    send, waits, welcome,
+    ANSWER_BYTES, Asked, GREETING, Head, Hello, WELCOME_BYTES, prepare, receive, receive_by, send,
+    waits, welcome,
 };
 use crate::layout::{EXTENTS_MOST, Offer, Op, Request, SLOT_BYTES, SLOTS, answered, is_of_zeros};
 use crate::locked;
@@ -212,10 +212,8 @@ impl Asks {
 
     fn send_all(&self, link: &Link, all: &[Asked]) -> io::Result<()> {
         let heads: Vec<_> = all.iter().map(Asked::bytes).collect();
-        let payloads: Vec<_> = all
-            .iter()
-            .map(|asked| (asked.payload() > 0).then(|| self.bytes(asked.slot)))
-            .collect();
+        let payloads: Vec<_> =
+            all.iter().map(|asked| (asked.payload() > 0).then(|| self.bytes(asked.slot))).collect();
         let mut parts = Vec::with_capacity(2 * all.len());
         for ((asked, head), payload) in all.iter().zip(&heads).zip(&payloads) {
             parts.push(IoSlice::new(head));

@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::wire::{
-    ANSWER_BYTES, Asked, GREETING, HELLO_BYTES, Head, REQUEST_BYTES, prepare, receive, receive_by, send, waits, welcome,
+    ANSWER_BYTES, Asked, GREETING, HELLO_BYTES, Head, REQUEST_BYTES, prepare, receive, receive_by,
+    send, waits, welcome,
 };
 use crate::layout::{EXTENTS_MOST, Op, READERS, SLOT_BYTES, SLOTS};
 use crate::locked;
@@ -200,10 +201,7 @@ pub fn serve<'scope>(
     work_all(scope, Arc::new(work));
 }
 
-fn work_all<'scope, D: Does + Send + 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    work: Arc<Work<D>>,
-) {
+fn work_all<'scope, D: Does + Send + 'scope>(scope: &'scope Scope<'scope, '_>, work: Arc<Work<D>>) {
     let mut hands = Hands {
         payload: vec![0; SLOT_BYTES].into(),
         output: vec![0; OUTPUT_BYTES].into(),

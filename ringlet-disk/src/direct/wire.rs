@@ -81,7 +81,8 @@ impl Asked {
     /// `None` if there is no such operation, or slot.
     pub fn read(bytes: &[u8]) -> Option<Asked> {
         let [what, number, offset, length] = words(bytes)?;
-        let (op, slot, flags) = (op_of(u32::from(what as u8))?, what as u32 >> 8, (what >> 32) as u32);
+        let (op, slot, flags) =
+            (op_of(u32::from(what as u8))?, what as u32 >> 8, (what >> 32) as u32);
         let slot = usize::try_from(slot).ok().filter(|slot| *slot < SLOTS)?;
         let request = Request { op, flags, offset, length, over: 0 };
         Some(Asked { slot, number, request })
