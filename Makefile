@@ -186,7 +186,7 @@ attempts: build
 # Our end of shared memory, the node service, ports, and disks by NBD, against whatever a peer may write, and a guest or a client may say; needs a nightly compiler and cargo-fuzz.
 FUZZ = 600
 fuzz:
-	for target in ring_peer message_peer node_guests node_policy eth_frames vhost_guest nbd_client; do \
+	for target in ring_peer message_peer node_guests node_policy eth_frames vhost_guest nbd_client disk_stream; do \
 		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ) -max_len=4096 || exit 1; \
 	done
 

@@ -3,6 +3,7 @@
 //! Each request has a slot, a [`Turn`], from before it is made until its answer is taken. If the server goes, or this host is cut off from it, requests are
 //! made again of the server that comes next: the same bytes to the same place, of which nobody was told that they are written.
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -147,6 +148,13 @@ impl Reader {
     /// Why calls fail where it is not for the disk's errors.
     pub fn why_not(&self) -> Option<String> {
         locked(&self.session).why_not.clone()
+    }
+
+    /// Where its server takes streams, and what the next one of this reader's would say first. For those that test the server.
+    #[doc(hidden)]
+    pub fn stream_hello(&self) -> Option<(SocketAddr, Vec<u8>)> {
+        let session = locked(&self.session).session.clone()?;
+        session.asks.hello().map(|(address, hello)| (address, hello.bytes().to_vec()))
     }
 
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), i32> {

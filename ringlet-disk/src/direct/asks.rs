@@ -1,7 +1,7 @@
 //! The reader's end of streams: who waits for an answer receives it himself, and what comes with it where it is wanted.
 
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -129,15 +129,17 @@ impl Asks {
         is_due
     }
 
+    /// Where to connect, and what the next stream says first.
+    pub fn hello(&self) -> Option<(SocketAddr, Hello)> {
+        let Offer { address, token } = self.offer.clone()?;
+        let (seat, admitted, mut state) = (self.seat, self.admitted, self.state());
+        state.tried += 1;
+        Some((address, Hello { token, seat, admitted, stream: state.tried }))
+    }
+
     pub fn connect(&self) {
-        let Some(offer) = &self.offer else { return };
-        let stream = {
-            let mut state = self.state();
-            state.tried += 1;
-            state.tried
-        };
-        let hello = Hello { token: offer.token, seat: self.seat, admitted: self.admitted, stream };
-        let link = Link::new(offer, &hello).ok();
+        let Some((address, hello)) = self.hello() else { return };
+        let link = Link::new(&address, &hello).ok();
         self.state().ready = link.map(Arc::new);
         self.put_off();
     }
@@ -419,8 +421,8 @@ fn look(at: &mut [PollFd], most: Duration) -> io::Result<usize> {
 }
 
 impl Link {
-    fn new(offer: &Offer, hello: &Hello) -> io::Result<Link> {
-        let stream = TcpStream::connect_timeout(&offer.address, CONNECT)?;
+    fn new(address: &SocketAddr, hello: &Hello) -> io::Result<Link> {
+        let stream = TcpStream::connect_timeout(address, CONNECT)?;
         prepare(&stream)?;
         // (It has room for so little.)
         send(&stream, &[IoSlice::new(&hello.bytes())], SendFlags::DONTWAIT)?;
