@@ -147,7 +147,7 @@ pvm: build
 # A disk by reflective memory beside nbdkit over TCP, by turns; on one host, and on two, each a network namespace with a node service (as root).
 disk: build
 	tests/setup disk fabric || true
-	python3 tests/disk --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
+	python3 tests/disk --measure --direct --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
 # Devices of `ringlet eth` beside veth, vde2, slirp4netns and pasta, as far as those are installed (as root).
 ethernet: build

@@ -12,7 +12,9 @@
 //! writes. From then on a request is some words, and its answer one; the file's bytes are read into the region that the reader receives. Locks tell
 //! both sides of a death.
 //!
-//! What the regions hold is hostile input to the server: each request is copied once, checked, and done as checked.
+//! Between hosts both may have a stream besides, by which requests and bytes go without the regions (`direct`).
+//!
+//! What the regions hold, and what a stream says, is hostile input to the server: each request is copied once, checked, and done as checked.
 #![deny(unsafe_code)]
 
 mod direct;

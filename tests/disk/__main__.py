@@ -1,7 +1,8 @@
 """Disks that are served by reflective memory, and used by NBD: `ringlet disk`, fio, nbdcopy and libnbd.
 
     python3 tests/disk [--ringlet PATH] [--on PLACE] [--seed N] [SCENE...]
-    python3 tests/disk --measure [--rounds N]       beside nbdkit's own file plugin over TCP, by turns
+    python3 tests/disk --direct ...                 servers take TCP connections
+    python3 tests/disk --measure [--direct] [--rounds N]       beside nbdkit's own file plugin over TCP, by turns
 
 Places: `host` is one, `hosts` are two network namespaces with a node service each, over rails in memory (as root).
 """
