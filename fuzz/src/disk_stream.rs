@@ -124,7 +124,7 @@ impl Stage {
         if most < hello.len() {
             return 0;
         }
-        let welcome = word(&mut stream);
+        let welcome = word(&mut stream).and_then(|_| word(&mut stream));
         assert_eq!(welcome.is_some(), !is_wrong, "who is let in");
         let (mut done, mut number) = (0, script.number(2) + 1);
         while welcome.is_some() && !script.0.is_empty() {

@@ -17,4 +17,4 @@ pub use asks::{Asks, Broken, Waited};
 pub use serves::{Ended, Fence, Link, Pending, meet, serve};
 pub use wire::{Asked, HELLO_BYTES, Hello};
 #[cfg(test)]
-pub use wire::{Head, welcome};
+pub use wire::{Head, WELCOME_BYTES, welcome};

@@ -305,11 +305,12 @@ pub struct Facts {
     pub offer: Option<Offer>,
 }
 
-/// Where a server takes streams (`direct`), and what is to be said there.
+/// Where a server takes streams (`direct`), and what is said there: by who connects, and by the server to him. (When that has gone, its port is whose it likes.)
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     pub address: SocketAddr,
     pub token: [u64; 2],
+    pub welcome: [u64; 2],
 }
 
 const GENERATION: usize = 8;
@@ -318,7 +319,7 @@ const HOST: usize = NAME + NAME_MOST;
 /// Another number since something that was written is found not to be on the disk. (No server takes it back.)
 pub const LOST: usize = HOST + HOST_MOST;
 const SEQUENCE: usize = LOST + 8;
-/// A token, and an address; of a server that takes no streams none.
+/// Token and welcome, and behind them an address; of a server that takes no streams none.
 const OFFER: usize = PAGE_BYTES / 2 + READERS * 8;
 const ADDRESS_MOST: usize = 64;
 
@@ -335,10 +336,11 @@ impl Facts {
         put_text(to, HOST, &self.host, HOST_MOST)?;
         publish(to, SEQUENCE, self.sequence)?;
         let address = self.offer.as_ref().map(|offer| offer.address.to_string());
-        put_text(to, OFFER + 16, &address.unwrap_or_default(), ADDRESS_MOST)?;
-        let token = self.offer.as_ref().map_or([0; 2], |offer| offer.token);
-        publish(to, OFFER, token[0])?;
-        publish(to, OFFER + 8, token[1])?;
+        put_text(to, OFFER + 32, &address.unwrap_or_default(), ADDRESS_MOST)?;
+        let said = self.offer.as_ref().map_or([[0; 2]; 2], |offer| [offer.token, offer.welcome]);
+        for (word, at) in said.as_flattened().iter().zip((OFFER..).step_by(8)) {
+            publish(to, at, *word)?;
+        }
         publish(to, GENERATION, generation)
     }
 
@@ -348,9 +350,9 @@ impl Facts {
         let [magic, _, bytes, read_only, boot, device, inode] =
             std::array::from_fn(|word| load(from, word * 8));
         let (name, host) = (text(from, NAME, NAME_MOST)?, text(from, HOST, HOST_MOST)?);
-        let token = [OFFER, OFFER + 8].map(|at| load(from, at));
-        let address = text(from, OFFER + 16, ADDRESS_MOST).and_then(|text| text.parse().ok());
-        let offer = address.map(|address| Offer { address, token });
+        let [token, welcome] = [OFFER, OFFER + 16].map(|at| [load(from, at), load(from, at + 8)]);
+        let address = text(from, OFFER + 32, ADDRESS_MOST).and_then(|text| text.parse().ok());
+        let offer = address.map(|address| Offer { address, token, welcome });
         let is_whole = magic == MAGIC && generation != 0 && self::generation(from) == generation;
         let (file, sequence) = ([device, inode], load(from, SEQUENCE));
         let read_only = read_only != 0;
@@ -423,7 +425,7 @@ mod tests {
         );
         assert_eq!(read_at(SLOTS), Part::Read(0).bytes());
         assert_eq!(OFFER, granted_at(READERS));
-        assert!(OFFER + 16 + ADDRESS_MOST <= Part::Announcement.bytes());
+        assert!(OFFER + 32 + ADDRESS_MOST <= Part::Announcement.bytes());
         assert!((1 + EXTENTS_MOST) * size_of::<u64>() <= SLOT_BYTES);
         assert!(request_at(0, SLOTS - 1) + 32 <= host_at(0));
         assert!(host_at(0) + HOST_MOST <= request_at(1, 0));

@@ -18,8 +18,8 @@ use ringlet_reflect::{
 use crate::direct::{Asked, Asks, Broken, Waited};
 use crate::file::Extent;
 use crate::layout::{
-    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Offer, Op, Part, READERS, Request, SLOT_BYTES,
-    SLOTS, SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
+    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
+    SPARSE, answer_at, answered, check_name, granted_at, load, next, number_at, read_at,
     written_at,
 };
 use crate::locked;
@@ -154,7 +154,7 @@ impl Reader {
     #[doc(hidden)]
     pub fn stream_hello(&self) -> Option<(SocketAddr, Vec<u8>)> {
         let session = locked(&self.session).session.clone()?;
-        session.asks.hello().map(|(address, hello)| (address, hello.bytes().to_vec()))
+        session.asks.hello().map(|(offer, hello)| (offer.address, hello.bytes().to_vec()))
     }
 
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), i32> {
@@ -244,7 +244,9 @@ impl Reader {
         Ok(done)
     }
 
-    /// A slot to ask in; `None` if all are taken, or a stream stands ready until all that was asked before is answered. Where the server has gone it is waited for, `until` its patience ends (`None`: that has not begun).
+    /// A slot to ask in; `None` if all are taken, or a stream stands ready until all that was asked before is answered.
+    ///
+    /// Where the server has gone it is waited for, `until` its patience ends (`None`: that has not begun).
     pub fn turn(&self, until: &mut Option<Instant>) -> Result<Option<Turn>, i32> {
         loop {
             let session = self.session(until)?;
@@ -823,9 +825,9 @@ impl Session {
         let answers = Mutex::new(read.watch(answer_at(0))?);
         let (slots, freed, is_lost) = (Mutex::new(slots), Condvar::new(), AtomicBool::new(false));
         let waiting = AtomicUsize::new(0);
-        // (On one host its memory is nearer.)
-        let is_near = |offer: &Offer| facts.host != state.host || offer.address.ip().is_loopback();
-        let offer = facts.offer.clone().filter(is_near);
+        // (On one host its memory is nearer; and another one's loopback address is somebody else's here.)
+        let is_here = facts.host == state.host;
+        let offer = facts.offer.clone().filter(|of| of.address.ip().is_loopback() == is_here);
         #[cfg(test)]
         let offer = tests::by_another_way(name, offer);
         let asks = Arc::new(Asks::new(offer, seat, admitted));

@@ -96,6 +96,7 @@ struct Server<'a> {
     host: Host,
     listener: Option<TcpListener>,
     token: [u64; 2],
+    welcome: [u64; 2],
     leader: Mutex<Leader>,
     table: Mutex<Table>,
     /// One is let in at a time.
@@ -231,7 +232,7 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Status>) -> Result<T, Sta
     }
 }
 
-fn token() -> io::Result<[u64; 2]> {
+fn secret() -> io::Result<[u64; 2]> {
     let mut bytes = [[0; 8]; 2];
     for bytes in &mut bytes {
         rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -287,8 +288,8 @@ impl<'a> Server<'a> {
             listen(address).with_context(|| format!("connections can't be taken at {address}"))
         });
         let (address, listener) = listens.transpose()?.unzip();
-        let token = token()?;
-        let offer = address.map(|address| Offer { address, token });
+        let (token, welcome) = (secret()?, secret()?);
+        let offer = address.map(|address| Offer { address, token, welcome });
         let facts = Facts {
             name: name.to_owned(),
             bytes: disk.bytes,
@@ -312,6 +313,7 @@ impl<'a> Server<'a> {
             host,
             listener,
             token,
+            welcome,
             leader,
             table,
             door,
@@ -357,7 +359,7 @@ impl<'a> Server<'a> {
         let reader = locked(&self.table).readers[seat].reader.clone();
         let Some(reader) = reader.filter(|reader| reader.admitted == admitted) else { return };
         let link = Arc::new(Link::new(stream, number));
-        if !locked(&reader.fence).admit(&link) || link.welcome().is_err() {
+        if !locked(&reader.fence).admit(&link) || link.welcome(self.welcome).is_err() {
             return;
         }
         let stream = link.clone();

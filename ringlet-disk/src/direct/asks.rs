@@ -1,7 +1,7 @@
 //! The reader's end of streams: who waits for an answer receives it himself, and what comes with it where it is wanted.
 
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::wire::{
-    ANSWER_BYTES, Asked, GREETING, Head, Hello, WELCOME_BYTES, prepare, receive, receive_by, send,
-    waits, welcome,
+    ANSWER_BYTES, Asked, GREETING, Head, Hello, WELCOME_BYTES, is_welcome, prepare, receive,
+    receive_by, send, waits,
 };
 use crate::layout::{EXTENTS_MOST, Offer, Op, Request, SLOT_BYTES, SLOTS, answered, is_of_zeros};
 use crate::locked;
@@ -130,16 +130,17 @@ impl Asks {
     }
 
     /// Where to connect, and what the next stream says first.
-    pub fn hello(&self) -> Option<(SocketAddr, Hello)> {
-        let Offer { address, token } = self.offer.clone()?;
-        let (seat, admitted, mut state) = (self.seat, self.admitted, self.state());
+    pub fn hello(&self) -> Option<(&Offer, Hello)> {
+        let offer = self.offer.as_ref()?;
+        let (token, seat, admitted) = (offer.token, self.seat, self.admitted);
+        let mut state = self.state();
         state.tried += 1;
-        Some((address, Hello { token, seat, admitted, stream: state.tried }))
+        Some((offer, Hello { token, seat, admitted, stream: state.tried }))
     }
 
     pub fn connect(&self) {
-        let Some((address, hello)) = self.hello() else { return };
-        let link = Link::new(&address, &hello).ok();
+        let Some((offer, hello)) = self.hello() else { return };
+        let link = Link::new(offer, &hello).ok();
         self.state().ready = link.map(Arc::new);
         self.put_off();
     }
@@ -421,14 +422,14 @@ fn look(at: &mut [PollFd], most: Duration) -> io::Result<usize> {
 }
 
 impl Link {
-    fn new(address: &SocketAddr, hello: &Hello) -> io::Result<Link> {
-        let stream = TcpStream::connect_timeout(address, CONNECT)?;
+    fn new(offer: &Offer, hello: &Hello) -> io::Result<Link> {
+        let stream = TcpStream::connect_timeout(&offer.address, CONNECT)?;
         prepare(&stream)?;
         // (It has room for so little.)
         send(&stream, &[IoSlice::new(&hello.bytes())], SendFlags::DONTWAIT)?;
         let mut said = [0; WELCOME_BYTES];
         receive_by(&stream, &mut said, Instant::now() + GREETING)?;
-        if said != welcome() {
+        if !is_welcome(&said, offer.welcome) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let input = Input { bytes: vec![0; INPUT_BYTES].into(), from: 0, to: 0, head: None };

@@ -56,9 +56,9 @@ impl Link {
     }
 
     /// Before the first request.
-    pub fn welcome(&self) -> io::Result<()> {
+    pub fn welcome(&self, by: [u64; 2]) -> io::Result<()> {
         prepare(&self.stream)?;
-        send(&self.stream, &[IoSlice::new(&welcome())], SendFlags::empty()).map(drop)
+        send(&self.stream, &[IoSlice::new(&welcome(by))], SendFlags::empty()).map(drop)
     }
 }
 

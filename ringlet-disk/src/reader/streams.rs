@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::tests::{BYTES, NEAR, PATIENCE, WAYS, folder, open, pattern, read, served_by};
 use super::{Flags, Reader, SLOT_BYTES, SLOTS, Session, Turn, locked};
-use crate::direct::{Asked, HELLO_BYTES, Head, Hello, welcome};
+use crate::direct::{Asked, HELLO_BYTES, Head, Hello, WELCOME_BYTES, welcome};
 use crate::file::tests::writes;
-use crate::layout::{Op, READERS, Request, answer, answer_of_zeros, next};
+use crate::layout::{Offer, Op, READERS, Request, answer, answer_of_zeros, next};
 
 fn session(reader: &Reader) -> Arc<Session> {
     locked(&reader.session).session.clone().unwrap()
@@ -80,9 +80,12 @@ impl Relay {
     }
 }
 
+fn offer_of(name: &str) -> Offer {
+    session(&open(name)).asks.offer().unwrap()
+}
+
 fn offered(name: &str) -> SocketAddr {
-    let reader = open(name);
-    session(&reader).asks.offer().unwrap().address
+    offer_of(name).address
 }
 
 fn carry(mut from: &TcpStream, mut to: &TcpStream, mut most: usize, note: impl Fn(&[u8])) {
@@ -160,7 +163,7 @@ const WRITTEN: [u64; 5] = [100, 1000, 200_000, 210_000, 220_000];
 
 /// Before, in, and behind each message.
 fn cuts(went: &Went) -> Vec<Cut> {
-    let (mut up, mut down) = (vec![0, 20, HELLO_BYTES], vec![0, 5, welcome().len()]);
+    let (mut up, mut down) = (vec![0, 20, HELLO_BYTES], vec![0, 5, WELCOME_BYTES]);
     let add = |all: &mut Vec<usize>, head: usize, rest: usize| {
         let at = *all.last().unwrap();
         all.extend([at + head / 2, at + head]);
@@ -231,7 +234,7 @@ fn held(name: &'static str, most: usize) -> (Sender<()>, Receiver<()>) {
         let (mut hello, mut bytes) = ([0; HELLO_BYTES], vec![0; most]);
         reader.read_exact(&mut hello).unwrap();
         server.write_all(&hello).unwrap();
-        let mut said = welcome();
+        let mut said = [0; WELCOME_BYTES];
         server.read_exact(&mut said).unwrap();
         reader.write_all(&said).unwrap();
         reader.read_exact(&mut bytes).unwrap();
@@ -270,7 +273,7 @@ fn what_comes_late_by_a_stream_is_not_done() {
 fn a_stream_that_lies_is_left() {
     served_by("lying", folder().join("lying"), false, Some(NEAR));
     let way = TcpListener::bind(NEAR).unwrap();
-    offered("lying");
+    let offer = offer_of("lying");
     locked(&WAYS).push(("lying", way.local_addr().unwrap()));
     type Lie = fn(&Asked) -> Vec<u8>;
     let lies: [Lie; 9] = [
@@ -316,7 +319,7 @@ fn a_stream_that_lies_is_left() {
             let (mut hello, mut asked) = ([0; HELLO_BYTES], [0; 32]);
             let said = stream
                 .read_exact(&mut hello)
-                .and_then(|()| stream.write_all(&welcome()))
+                .and_then(|()| stream.write_all(&welcome(offer.welcome)))
                 .and_then(|()| stream.read_exact(&mut asked));
             if said.is_ok() {
                 let _ = stream.write_all(&lie(&Asked::read(&asked).unwrap()));
@@ -334,6 +337,37 @@ fn a_stream_that_lies_is_left() {
         assert_eq!(found, pattern()[3000..8000]);
     }
     assert_eq!(had, 9, "there was no stream");
+}
+
+/// Who has the port of a server that has gone, and knows nothing of it, is no server.
+#[test]
+fn who_does_not_know_the_welcome_is_not_asked() {
+    served_by("posing", folder().join("posing"), false, Some(NEAR));
+    let way = TcpListener::bind(NEAR).unwrap();
+    let offer = offer_of("posing");
+    locked(&WAYS).push(("posing", way.local_addr().unwrap()));
+    let (heard, hears) = channel();
+    thread::spawn(move || {
+        for bit in 0.. {
+            let (mut stream, _) = way.accept().unwrap();
+            let mut said = welcome(offer.welcome);
+            said[bit / 8 % WELCOME_BYTES] ^= 1 << (bit % 8);
+            let _ = stream.read_exact(&mut [0; HELLO_BYTES]);
+            let _ = stream.write_all(&said);
+            let mut more = Vec::new();
+            let _ = stream.read_to_end(&mut more);
+            heard.send(more.len()).unwrap();
+        }
+    });
+    for _ in 0..16 {
+        let reader = open("posing");
+        assert!(!session(&reader).asks.is_ready());
+        let mut found = vec![0; 100];
+        reader.read(0, &mut found).unwrap();
+        assert_eq!(found, pattern()[..100]);
+        drop(reader);
+        assert_eq!(hears.recv_timeout(PATIENCE), Ok(0));
+    }
 }
 
 /// Who connects and is no reader gets nothing, and a reader that says what it likes harms nobody else.
@@ -387,8 +421,8 @@ fn who_lies_by_a_stream_harms_nobody() {
         stream += 1;
         let hello = hello(own.seat, own.asks.admitted(), stream).bytes();
         let got = hears(&[&hello[..], words].concat(), most);
-        assert_eq!(got[..8], welcome());
-        got[8..].to_vec()
+        assert_eq!(got[..WELCOME_BYTES], welcome(offer.welcome));
+        got[WELCOME_BYTES..].to_vec()
     };
     for (request, payload, errno) in [
         (request(Op::Read, bytes, 1), 0, libc::EINVAL),
@@ -399,7 +433,8 @@ fn who_lies_by_a_stream_harms_nobody() {
         (request(Op::Write, 0, 9), 9, libc::EPERM),
         (request(Op::Zero, 0, 9), 0, libc::EPERM),
     ] {
-        let got = talks(&[asked(3, request), vec![1; payload]].concat(), Some(24));
+        let got =
+            talks(&[asked(3, request), vec![1; payload]].concat(), Some(WELCOME_BYTES as u64 + 16));
         let head = Head { slot: 3, word: answer(5, Err(errno)), length: 0 };
         assert_eq!(Head::read(&got), Some(head), "{request:?}");
     }

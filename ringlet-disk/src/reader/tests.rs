@@ -10,11 +10,11 @@ use ringlet_reflect::keeper::{self, keep};
 use ringlet_reflect::{Host, Permission, Use, VARIABLE, Wait};
 
 use super::streams::has_stream;
-use super::{Flags, Offer, Reader, Session, locked};
+use super::{Flags, Reader, Session, locked};
 use crate::file::tests::{GATE, MOVED};
 use crate::layout::{
-    Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at, answered, load, next, number_at,
-    publish, random, read_at, written_at,
+    Offer, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at, answered, load, next,
+    number_at, publish, random, read_at, written_at,
 };
 use crate::server::tests::{CUT_OFF, DAWDLES};
 use crate::{Extent, Options, Said, serve};
