@@ -155,7 +155,7 @@ impl Stage {
         };
         let flags = script.of(&[0, 0, DURABLE, 8, 6, 0xffff_fff0]);
         stream.write_all(&words(&[op | slot << 8 | flags << 32, number, offset, length])).ok()?;
-        let is_known = (1..=EXTENTS).contains(&op) && slot < SLOTS || op == 0 && slot < SLOTS;
+        let is_known = op <= EXTENTS && slot < SLOTS;
         if !is_known || op == WRITE && length > SLOT {
             assert_eq!(word(stream), None, "op {op}, slot {slot}, {length}: it goes on");
             return None;
