@@ -925,6 +925,13 @@ def direct(place, seed):
         model.settle()
         model.client.flush()
         model.is_in(path)
+    if place.name == "hosts":
+        other, found = place.file(MB), lambda: run(*place.uses.argv("ss", "-tHn", "state", "established", "dst", place.address))
+        before = len(found().splitlines())
+        words = ["--direct", "cluster", "--node", place.hosts[0].service.socket]
+        with served(place, "cluster", other, *words), attached(place, "cluster") as reader:
+            require(connect(reader.uri).pread(4, 0) == bytes(4), "other bytes")
+            require(len(found().splitlines()) > before, "no connection to its address in the cluster")
 
 
 @scene
@@ -971,6 +978,8 @@ def wrong(place, _seed):
         require(why in said, f"{words}: {said}")
 
     says(uses, attach, "no disk wrong is served just now")
+    for address, why, status in (("nowhere", "an address", 2), ("0.0.0.0", "an address that others can connect to", 2), ("203.0.113.9", "connections can't be taken", 1)):
+        says(serves, ["disk", "serve", "wrong", path, "--direct", address], why, status)
     says(serves, ["disk", "serve", "a/b", path], "a disk's name has 1 to 64 letters")
     says(serves, ["disk", "serve", "wrong", folder], "Is a directory")
     says(serves, ["disk", "serve", "wrong", folder, "--read-only"], "neither a file nor a block device")
