@@ -77,6 +77,7 @@ fn direct(word: &str) -> anyhow::Result<Direct> {
     let any_port = |ip: IpAddr| SocketAddr::new(ip, 0);
     let address = word.parse().or_else(|_| word.parse().map(any_port));
     let address: SocketAddr = address.context("an address, an address and a port, or `cluster`")?;
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
     ensure!(!address.ip().is_unspecified(), "an address that others can connect to");
     Ok(Direct::At(address))
 }

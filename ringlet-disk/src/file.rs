@@ -322,8 +322,8 @@ pub mod tests {
 
     use super::{Disk, Extent};
 
-    /// As if the device took its time: a write that begins there waits until it is opened. The second word: one waits.
-    pub static GATE: Mutex<(Option<u64>, bool)> = Mutex::new((None, false));
+    /// As if the device took its time: a write that begins there waits until it is opened. Then how many have, and how many do at most.
+    pub static GATE: Mutex<(Option<u64>, usize, usize)> = Mutex::new((None, 0, 0));
     pub static MOVED: Condvar = Condvar::new();
 
     static WRITES: Mutex<Vec<([u64; 2], u64)>> = Mutex::new(Vec::new());
@@ -336,12 +336,13 @@ pub mod tests {
     pub fn pass(disk: [u64; 2], offset: u64) {
         WRITES.lock().unwrap().push((disk, offset));
         let mut gate = GATE.lock().unwrap();
-        // (One at a time.)
-        while gate.0 == Some(offset) {
-            gate.1 = true;
-            MOVED.notify_all();
-            gate = MOVED.wait(gate).unwrap();
+        if gate.0 != Some(offset) || gate.1 == gate.2 {
+            return;
         }
+        gate.1 += 1;
+        MOVED.notify_all();
+        // (One offset at a time.)
+        drop(MOVED.wait_while(gate, |gate| gate.0 == Some(offset)).unwrap());
     }
 
     fn extent(length: u64, is_hole: bool) -> Extent {

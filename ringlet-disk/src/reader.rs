@@ -827,12 +827,15 @@ impl Session {
         let waiting = AtomicUsize::new(0);
         // (On one host its memory is nearer; and another one's loopback address is somebody else's here.)
         let is_here = facts.host == state.host;
-        let offer = facts.offer.clone().filter(|of| of.address.ip().is_loopback() == is_here);
+        let offer = facts
+            .offer
+            .clone()
+            .filter(|of| of.address.ip().to_canonical().is_loopback() == is_here);
         #[cfg(test)]
         let offer = tests::by_another_way(name, offer);
         let asks = Arc::new(Asks::new(offer, seat, admitted));
         if asks.is_due() {
-            asks.connect();
+            asks.connect_at_once();
         }
         let session = Session {
             seat,

@@ -64,6 +64,8 @@ pub fn serve(
     check_name(options.name)?;
     let disk = Disk::open(options.path, options.read_only)?;
     let mut server = Server::new(options, &disk, find()?)?;
+    // (Its address may have gone by the time that a keeper is back: then by reflective memory alone.)
+    let without = Options { direct: None, ..*options };
     loop {
         say(Said::Ready);
         server.run();
@@ -73,7 +75,12 @@ pub fn serve(
         let mut why = String::new();
         server = loop {
             thread::sleep(RETRY);
-            match find().and_then(|host| Server::new(options, &disk, host)) {
+            let began = find().and_then(|host| Server::new(options, &disk, host));
+            let began = began.or_else(|error| match options.direct {
+                Some(_) => Server::new(&without, &disk, find()?),
+                None => Err(error),
+            });
+            match began {
                 Ok(server) => break server,
                 Err(error) if format!("{error:#}") == why => {}
                 Err(error) => {
@@ -564,7 +571,8 @@ impl<'a> Server<'a> {
         request: &Request,
         patience: Patience,
     ) -> Done<Found> {
-        while request.over > 0 && !locked(&reader.fence).raise(request.over) {
+        while request.over > 0 && !locked(&reader.fence).raise(request.over) && request.op.changes()
+        {
             if patience == Patience::None {
                 return Err(libc::EAGAIN);
             }

@@ -20,7 +20,13 @@ use crate::wait::LOOK_AGAIN;
 
 /// A stream that breaks, or is not to be had, is tried again so much later.
 const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 1000 });
+/// All of a reader's requests go one way. For one that stands ready new ones wait so long for those that are under way, and again so much later: one of
+/// these may take its time.
+const HOLD: Duration = Duration::from_millis(20);
+const HOLD_AGAIN: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_millis(500);
+/// Where a reader comes that waits for it.
+const AT_ONCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 50 });
 /// What is received at once, beside what goes to its slot.
 const INPUT_BYTES: usize = 32 << 10;
 
@@ -45,6 +51,8 @@ struct State {
     over: u64,
     tried: u64,
     try_at: Instant,
+    /// Who asks waits for the ready one until then; it is tried again later.
+    hold_until: Instant,
     is_trying: bool,
     /// Somebody receives, and others wait for that.
     is_received: bool,
@@ -98,6 +106,7 @@ impl Asks {
             over: 0,
             tried: 0,
             try_at: Instant::now(),
+            hold_until: Instant::now(),
             is_trying: false,
             is_received: false,
             waiting: 0,
@@ -139,9 +148,20 @@ impl Asks {
     }
 
     pub fn connect(&self) {
+        self.connect_within(CONNECT, GREETING);
+    }
+
+    /// For who waits meanwhile.
+    pub fn connect_at_once(&self) {
+        self.connect_within(AT_ONCE, AT_ONCE);
+    }
+
+    fn connect_within(&self, connect: Duration, greeting: Duration) {
         let Some((offer, hello)) = self.hello() else { return };
-        let link = Link::new(offer, &hello).ok();
-        self.state().ready = link.map(Arc::new);
+        let link = Link::new(offer, &hello, connect, greeting).ok();
+        let mut state = self.state();
+        (state.ready, state.hold_until) = (link.map(Arc::new), Instant::now() + HOLD);
+        drop(state);
         self.put_off();
     }
 
@@ -161,7 +181,14 @@ impl Asks {
         if state.ready.is_some() && free == SLOTS {
             state.link = state.ready.take();
         }
-        state.ready.is_none()
+        if state.ready.is_none() {
+            return true;
+        }
+        let now = Instant::now();
+        if now >= state.hold_until + HOLD_AGAIN {
+            state.hold_until = now + HOLD;
+        }
+        now >= state.hold_until
     }
 
     pub fn has_stream(&self) -> bool {
@@ -422,13 +449,18 @@ fn look(at: &mut [PollFd], most: Duration) -> io::Result<usize> {
 }
 
 impl Link {
-    fn new(offer: &Offer, hello: &Hello) -> io::Result<Link> {
-        let stream = TcpStream::connect_timeout(&offer.address, CONNECT)?;
+    fn new(
+        offer: &Offer,
+        hello: &Hello,
+        connect: Duration,
+        greeting: Duration,
+    ) -> io::Result<Link> {
+        let stream = TcpStream::connect_timeout(&offer.address, connect)?;
         prepare(&stream)?;
         // (It has room for so little.)
         send(&stream, &[IoSlice::new(&hello.bytes())], SendFlags::DONTWAIT)?;
         let mut said = [0; WELCOME_BYTES];
-        receive_by(&stream, &mut said, Instant::now() + GREETING)?;
+        receive_by(&stream, &mut said, Instant::now() + greeting)?;
         if !is_welcome(&said, offer.welcome) {
             return Err(io::ErrorKind::InvalidData.into());
         }

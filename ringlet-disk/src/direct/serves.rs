@@ -68,30 +68,28 @@ pub struct Fence {
     /// None up to this number.
     over: u64,
     last: u64,
-    link: Weak<Link>,
+    /// (Those before the last one, too, until nothing of them is under way.)
+    links: Vec<Weak<Link>>,
 }
 
 impl Fence {
     /// Whether all that was asked for by streams up to that number is done. They are ended.
     pub fn raise(&mut self, over: u64) -> bool {
         self.over = self.over.max(over);
-        if self.last > self.over {
-            return true;
-        }
-        if let Some(link) = self.link.upgrade() {
-            link.end();
-        }
-        self.link.strong_count() == 0
+        let over = self.over;
+        self.links.retain(|link| link.strong_count() > 0);
+        let ended = self.links.iter().filter_map(Weak::upgrade).filter(|link| link.number <= over);
+        ended.inspect(|link| link.end()).count() == 0
     }
 
-    /// Lets it in, instead of one before; unless it is over, or one behind it was let in.
+    /// Lets it in, instead of those before; unless it is over, or one behind it was let in.
     pub fn admit(&mut self, link: &Arc<Link>) -> bool {
         let is_next = link.number > self.over.max(self.last);
         if is_next {
-            if let Some(before) = self.link.upgrade() {
-                before.end();
-            }
-            (self.last, self.link) = (link.number, Arc::downgrade(link));
+            self.links.retain(|link| link.strong_count() > 0);
+            self.links.iter().filter_map(Weak::upgrade).for_each(|before| before.end());
+            self.last = link.number;
+            self.links.push(Arc::downgrade(link));
         }
         is_next
     }
@@ -152,8 +150,13 @@ pub fn meet<'scope>(
             }
         };
         // (Its own hands are empty before it is looked whose it is.)
+        let known = Arc::downgrade(&stream);
         drop(stream);
-        let _ = thread::Builder::new().spawn_scoped(scope, meets);
+        if thread::Builder::new().spawn_scoped(scope, meets).is_err()
+            && let Some(stream) = known.upgrade()
+        {
+            pending.remove(&stream);
+        }
     }
     for stream in locked(&pending.0).drain(..) {
         let _ = stream.shutdown(Shutdown::Both);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::tests::{BYTES, NEAR, PATIENCE, WAYS, folder, open, pattern, read, served_by};
+use super::tests::{BYTES, NEAR, PATIENCE, Slow, WAYS, folder, open, pattern, read, served_by};
 use super::{Flags, Reader, SLOT_BYTES, SLOTS, Session, Turn, locked};
 use crate::direct::{Asked, HELLO_BYTES, Head, Hello, WELCOME_BYTES, welcome};
 use crate::file::tests::writes;
@@ -474,4 +474,148 @@ fn who_lies_by_a_stream_harms_nobody() {
     assert!(has_stream(&honest) && has_stream(&late));
     drop((silent, deaf));
     assert_eq!(std::fs::read(path).unwrap(), pattern());
+}
+
+/// A way from readers to the server of that disk that can be cut once. (Those that come behind that pass.)
+fn way(name: &'static str) -> Sender<()> {
+    let (way, there) = (TcpListener::bind(NEAR).unwrap(), offered(name));
+    locked(&WAYS).push((name, way.local_addr().unwrap()));
+    let (cut, cuts) = channel::<()>();
+    let all = Arc::new(Mutex::new(Vec::<TcpStream>::new()));
+    let known = all.clone();
+    thread::spawn(move || {
+        if cuts.recv().is_ok() {
+            locked(&known).iter().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+        }
+    });
+    thread::spawn(move || {
+        for reader in way.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(there) else { continue };
+            let copies = [&reader, &server].map(|stream| stream.try_clone().unwrap());
+            locked(&all).extend([&reader, &server].map(|stream| stream.try_clone().unwrap()));
+            let [from, to] = copies;
+            thread::spawn(move || carry(&from, &to, usize::MAX, |_| ()));
+            thread::spawn(move || carry(&server, &reader, usize::MAX, |_| ()));
+        }
+    });
+    cut
+}
+
+/// A write that still is in the device when its stream breaks is done once, and told when it is done: also where the next stream comes meanwhile.
+#[test]
+fn what_is_in_the_device_is_waited_for_behind_the_next_stream() {
+    const AT: u64 = 333;
+    for (name, reconnects) in [("stays", false), ("reconnects", true)] {
+        let path = served_by(name, folder().join(name), false, Some(NEAR));
+        let other = open(name);
+        let cut = way(name);
+        let reader = Arc::new(open(name));
+        reader.read(0, &mut [0; 1]).unwrap();
+        assert!(has_stream(&reader));
+        let slow = Slow::first_at(AT, 1);
+        let (done, is_done) = channel();
+        let writes_it = reader.clone();
+        let writer = thread::spawn(move || {
+            writes_it.write(AT, b"first", Flags::default()).unwrap();
+            done.send(()).unwrap();
+        });
+        slow.await_one();
+        cut.send(()).unwrap();
+        for _ in 0..if reconnects { 3 } else { 0 } {
+            let asks = reader.clone();
+            thread::sleep(Duration::from_millis(100));
+            thread::spawn(move || asks.read(0, &mut [0; 1]));
+        }
+        let told = is_done.recv_timeout(Duration::from_millis(500));
+        assert!(told.is_err(), "{name}: told while it is in the device");
+        drop(slow);
+        writer.join().unwrap();
+        other.write(AT, b"other", Flags::default()).unwrap();
+        assert_eq!(&std::fs::read(&path).unwrap()[AT as usize..][..5], b"other", "{name}");
+        assert_eq!(writes(reader.known.facts.file, AT), 2, "{name}: each is done once");
+    }
+}
+
+/// Streams of two break while the device takes its time with what they have written: their reads, and other readers, don't wait for that.
+#[test]
+fn a_slow_write_of_a_stream_that_breaks_holds_up_no_reads() {
+    const AT: u64 = 555;
+    served_by("blip", folder().join("blip"), false, Some(NEAR));
+    let cut = way("blip");
+    let two = [0; 2].map(|_| Arc::new(open("blip")));
+    for each in &two {
+        each.read(0, &mut [0; 1]).unwrap();
+        assert!(has_stream(each));
+    }
+    locked(&WAYS).retain(|way| way.0 != "blip");
+    locked(&WAYS).push(("blip", "127.0.0.1:1".parse().unwrap()));
+    let third = Arc::new(open("blip"));
+    assert!(!has_stream(&third));
+    let slow = Slow::at(AT);
+    let writers = two
+        .clone()
+        .map(|each| thread::spawn(move || each.write(AT, b"first", Flags::default()).unwrap()));
+    until("both write", || writes(third.known.facts.file, AT) == 2);
+    cut.send(()).unwrap();
+    let (done, is_done) = channel();
+    let readers = two.iter().cycle().take(30).chain([&third]);
+    for each in readers {
+        let (each, done) = (each.clone(), done.clone());
+        thread::spawn(move || {
+            each.read(0, &mut [0; 100]).unwrap();
+            let _ = done.send(());
+        });
+    }
+    for answered in 0..31 {
+        let read = is_done.recv_timeout(Duration::from_secs(20));
+        assert!(read.is_ok(), "{answered} of 31 reads are answered beside the writes");
+    }
+    drop(slow);
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+}
+
+/// A stream that stands ready waits for what is asked by the regions, and holds nothing else up for that.
+#[test]
+fn a_ready_stream_holds_up_no_reads() {
+    const AT: u64 = 444;
+    served_by("ready", folder().join("ready"), false, Some(NEAR));
+    let relay = Relay::of("ready");
+    *locked(&relay.cuts) = [Cut { up: 0, down: 0 }, Cut { up: 0, down: 0 }].into();
+    let reader = Arc::new(open("ready"));
+    assert!(!has_stream(&reader));
+    let slow = Slow::at(AT);
+    let writes_it = reader.clone();
+    let writer = thread::spawn(move || writes_it.write(AT, b"first", Flags::default()).unwrap());
+    slow.await_one();
+    let (done, is_done) = channel();
+    let asks = reader.clone();
+    thread::spawn(move || {
+        for _ in 0..100 {
+            asks.read(0, &mut [0; 1]).unwrap();
+            let _ = done.send(());
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    for answered in 0..100 {
+        let read = is_done.recv_timeout(Duration::from_secs(20));
+        assert!(read.is_ok(), "{answered} of 100 reads are answered beside the write");
+    }
+    drop(slow);
+    writer.join().unwrap();
+}
+
+/// A reader's seat is given back, and its connection stays, as of a host that is frozen: the server ends it.
+#[test]
+fn a_connection_ends_with_its_seat() {
+    served_by("frozen", folder().join("frozen"), false, Some(NEAR));
+    let frozen = open("frozen");
+    let (address, hello) = frozen.stream_hello().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&hello).unwrap();
+    stream.read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+    drop(frozen);
+    let next = open("frozen");
+    next.read(0, &mut [0; 9]).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert!(matches!(stream.read(&mut [0; 9]), Ok(0)), "it stays");
 }

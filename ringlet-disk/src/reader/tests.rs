@@ -354,26 +354,31 @@ fn holes_are_told_and_not_sent() {
 }
 
 /// A write that begins there waits from now on, as if the device took its time. One at a time.
-struct Slow {
+pub struct Slow {
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Slow {
-    fn at(offset: u64) -> Slow {
+    pub fn at(offset: u64) -> Slow {
+        Slow::first_at(offset, usize::MAX)
+    }
+
+    /// So many of them.
+    pub fn first_at(offset: u64, most: usize) -> Slow {
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = locked(&TURN);
-        *GATE.lock().unwrap() = (Some(offset), false);
+        *GATE.lock().unwrap() = (Some(offset), 0, most);
         Slow { _turn }
     }
 
-    fn await_one(&self) {
-        drop(MOVED.wait_while(GATE.lock().unwrap(), |gate| !gate.1).unwrap());
+    pub fn await_one(&self) {
+        drop(MOVED.wait_while(GATE.lock().unwrap(), |gate| gate.1 == 0).unwrap());
     }
 }
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        *locked(&GATE) = (None, false);
+        *locked(&GATE) = (None, 0, 0);
         MOVED.notify_all();
     }
 }
