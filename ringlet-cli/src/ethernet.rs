@@ -1,8 +1,9 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
@@ -13,10 +14,12 @@ use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::room::{Rules, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
-use ringlet_ethernet::{Mac, Policy, Room, port, span, vhost};
+use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+use ringlet_messages::guarded::Guarded;
 
 use crate::{reflect, table};
 
@@ -52,6 +55,12 @@ enum EthCommand {
     /// virtio-net-pci,netdev=n,mac=ADDRESS`, and shares the guest's memory: `-object memory-backend-memfd,id=m,size=1G,share=on -numa
     /// node,memdev=m`. One guest at a time; the port is there while its driver is.
     Vhost(VhostArgs),
+    /// Have a bridge of the kernel's for a network's devices, in the foreground; it says `ready`
+    ///
+    /// While it is there `up` makes a veth device on it, whose frames to others on it do not leave the kernel; the bridge itself is one port of the
+    /// network, by which they reach guests, programs, other hosts and TAP devices. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and the command
+    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background.
+    Bridge(BridgeArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {
         /// Its name: of a guest's port that of the socket, without what stands behind its last dot
@@ -80,6 +89,9 @@ struct CreateArgs {
     /// From which addresses a port may send: moving (any that is not another user's), locked (any that no other port used lately), static (its own)
     #[arg(long, value_name = "POLICY", default_value = "moving", value_parser = ["moving", "locked", "static"])]
     addresses: String,
+    /// Begin a bridge for its devices (`ringlet eth bridge`) as well, in the background; `delete` ends it
+    #[arg(long)]
+    bridge: bool,
     /// Broadcast and multicast frames a second that are taken from one port, 0 for any number
     #[arg(long, value_name = "FRAMES", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(..=100_000_000))]
     storm: u64,
@@ -101,6 +113,10 @@ struct UpArgs {
     /// The device stays when this command ends, with its addresses and routes, but without a carrier; `ip link del` removes it
     #[arg(long, conflicts_with = "queues")]
     persist: bool,
+    /// A TAP device also where the network has a bridge: one that may have other addresses behind it, or another one than it came with. So is one that
+    /// persists, or has several queues
+    #[arg(long)]
+    tap: bool,
     /// Queues, each with a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(port::QUEUES_MOST)))]
     queues: u16,
@@ -137,6 +153,15 @@ struct SpanArgs {
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
     /// Microseconds to watch, at most, before a thread sleeps; 0: it sleeps at once
+    #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    watch: u64,
+}
+
+#[derive(clap::Args)]
+struct BridgeArgs {
+    /// The network's name
+    network: String,
+    /// Microseconds to watch, at most, before the thread of its port sleeps; 0: it sleeps at once
     #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     watch: u64,
 }
@@ -179,6 +204,10 @@ pub fn run(args: EthArgs) -> Result<ExitCode> {
         EthCommand::Vhost(args) => vhost(args)?,
         EthCommand::Down { device } => down(&device)?,
         EthCommand::Span(args) => span(args)?,
+        EthCommand::Bridge(BridgeArgs { network, watch }) => {
+            let ready = || say_ready(&format!("ready {network}"));
+            bridge::serve(Room::open(&base(), &network)?, watch, ends()?, ready, tell)?;
+        }
         EthCommand::Way(args) => way(&args)?,
         EthCommand::Ls(args) => {
             let networks = networks()?;
@@ -204,7 +233,34 @@ fn create(args: &CreateArgs) -> Result<()> {
         };
         Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
     });
-    Room::create(&base(), &args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
+    let rules = Rules { addresses, storm: args.storm };
+    Room::create(&base(), &args.network, rules, group.transpose()?)?;
+    if args.bridge {
+        begin_bridge(&args.network).inspect_err(|_| _ = Room::delete(&base(), &args.network))?;
+    }
+    Ok(())
+}
+
+/// A process that goes on when we have ended; returns when it is ready.
+fn begin_bridge(network: &str) -> Result<()> {
+    let mut bridge = Command::new(std::env::current_exe()?)
+        .args(["eth", "bridge", network])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (said, wrong) = (bridge.stdout.take(), bridge.stderr.take());
+    let (said, mut wrong) = said.zip(wrong).context("a pipe")?;
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line)?;
+    if !line.starts_with("ready") {
+        let _ = bridge.wait();
+        let mut why = String::new();
+        wrong.read_to_string(&mut why)?;
+        bail!("there is no bridge: {}", table::printable(why.trim()));
+    }
+    Ok(())
 }
 
 fn vhost(args: VhostArgs) -> Result<()> {
@@ -297,10 +353,15 @@ fn show_span(network: &str, span: &Span) -> Result<()> {
 }
 
 fn up(args: UpArgs) -> Result<()> {
-    let UpArgs { device, network, mtu, mac, persist: persists, queues, watch } = args;
+    let UpArgs { device, network, mtu, mac, persist: persists, tap, queues, watch } = args;
     let settings = Settings { device, mtu, mac, queues, persists, watch_us: watch };
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
-    device::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell).map(drop)
+    let room = Room::open(&base(), &network)?;
+    let is_tap = tap || persists || queues > 1;
+    if !is_tap && bridge::is_there(&room) {
+        return attached::up(&settings, &room, ends()?, ready);
+    }
+    device::up(&settings, room, ends()?, ready, tell).map(drop)
 }
 
 #[derive(Serialize)]
@@ -333,7 +394,12 @@ fn networks() -> Result<Vec<Network>> {
             ports.push(state);
             true
         })?;
-        let silent = silent.into_iter().map(|id| format!("{id:016x}")).collect();
+        let mut silent: Vec<_> = silent.into_iter().map(|id| format!("{id:016x}")).collect();
+        let devices = room.devices(|state, _| {
+            ports.push(state);
+            true
+        });
+        silent.extend(devices.err().map(|_| "bridge".to_owned()));
         ports.sort_by(|one: &State, other| one.about.name.cmp(&other.about.name));
         let span = room.span().unwrap_or_default();
         Ok(Network { name: room.name, rules: room.rules, ports, silent, span })
@@ -350,8 +416,11 @@ fn show(networks: &[Network]) -> Result<()> {
                 table::printable(&port.about.name),
                 port.about.mac.to_string(),
                 port.about.queues.to_string(),
-                way_of(network.span.as_ref(), &port.about.name, port.about.far),
-                port.peers.len().to_string(),
+                match port.bridged {
+                    Some(_) => "bridge".into(),
+                    None => way_of(network.span.as_ref(), &port.about.name, port.about.far),
+                },
+                port.bridged.unwrap_or(port.peers.len()).to_string(),
                 table::grouped(port.totals.sent),
                 table::grouped(port.totals.received),
                 port.about.pid.to_string(),
@@ -401,7 +470,7 @@ fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     let mut found: Option<(u8, Room, State)> = None;
     for room in Room::all(&base())? {
-        room.states(|state, socket| {
+        let mut look = |state: State, socket: &Guarded| {
             let doubts =
                 if state.about.name == device { is_in(here, &state, socket) } else { None };
             if let Some(doubts) = doubts
@@ -410,7 +479,10 @@ fn find(device: &str) -> Result<(Room, State)> {
                 found = Some((doubts, room.clone(), state));
             }
             doubts != Some(0)
-        })?;
+        };
+        room.states(&mut look)?;
+        // (A bridge that does not answer hides no port.)
+        let _ = room.devices(&mut look);
         if let Some((0, ..)) = found {
             break;
         }
@@ -423,7 +495,9 @@ fn find(device: &str) -> Result<(Room, State)> {
 
 fn down(device: &str) -> Result<()> {
     let (room, state) = find(device)?;
-    room.end(state.about.id).with_context(|| format!("{device} does not end"))
+    let id = state.about.id;
+    let ended = if state.bridged.is_some() { room.detach(id) } else { room.end(id) };
+    ended.with_context(|| format!("{device} does not end"))
 }
 
 fn stats(args: &StatsArgs) -> Result<()> {

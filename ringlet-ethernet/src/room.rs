@@ -30,6 +30,8 @@ pub const VARIABLE: &str = "RINGLET_ETHERNET";
 pub const PORTS_MOST: usize = 512;
 /// The number, in the room, of who spans hosts: it is no port itself.
 pub const SPAN: u64 = 0;
+/// That of who has a bridge of the kernel's for devices of this host: it has a port besides.
+pub const BRIDGE: u64 = 1;
 const BACKLOG: i32 = 4096;
 const RULES: &str = "network.json";
 const RULES_MOST: u64 = 4096;
@@ -175,7 +177,23 @@ impl Room {
         made.inspect_err(|_| _ = fs::remove_dir_all(&new)).with_context(says)
     }
 
-    /// Removes a network without ports.
+    /// Ends the network's bridge, if nobody has need of it.
+    fn end_bridge(&self) -> Result<()> {
+        if self.bury(BRIDGE) {
+            return Ok(());
+        }
+        let mut devices = 0;
+        self.devices(|_, _| {
+            devices += 1;
+            true
+        })?;
+        // (One is its own.)
+        let others = devices + self.ports()?.len().saturating_sub(1);
+        ensure!(others == 0, "it has {others} ports: `ringlet eth down` ends each");
+        self.end(BRIDGE)
+    }
+
+    /// Removes a network without ports, and ends its bridge.
     pub fn delete(base: &Path, name: &str) -> Result<()> {
         let directory = place(base, name)?;
         let is_empty = |directory: &Path| -> Result<()> {
@@ -185,12 +203,14 @@ impl Room {
                 ports => ports?.len(),
             };
             ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
+            ensure!(room.bury(BRIDGE), "network {name:?} has a bridge that has just come");
             ensure!(
                 room.bury(SPAN),
                 "network {name:?} spans hosts, by a process that is to end first (`ringlet eth way {name}`)"
             );
             Ok(())
         };
+        in_directory(&directory).end_bridge().with_context(|| format!("network {name:?}"))?;
         is_empty(&directory)?;
         // (Taken away first: who comes from now on finds none, and who has come meanwhile is seen.)
         let gone = aside(base, name)?;
@@ -252,7 +272,7 @@ impl Room {
             (name == file_of(id) && about.file_type().is_socket()).then_some((about.uid(), id))
         };
         let known = entries.filter_map(|entry| known(entry.ok()?));
-        Ok(known.filter(|(_, id)| *id != SPAN && !self.bury(*id)).collect())
+        Ok(known.filter(|(_, id)| ![SPAN, BRIDGE].contains(id) && !self.bury(*id)).collect())
     }
 
     /// Those that live. Of names that are more than ports there may be: this user's and root's first, then of each other user as many as of the next.
@@ -339,7 +359,7 @@ impl Room {
     }
 
     /// Asks a port, and waits for its answer.
-    fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
+    pub(crate) fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
         let socket = self
             .connect(id)
             .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?;
@@ -383,6 +403,37 @@ impl Room {
             }
         }
         Ok(())
+    }
+
+    /// Asks the network's bridge, if it has one, for each device on it, as `states` asks ports.
+    pub fn devices(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
+        let mut before = 0;
+        for _ in 0..=PORTS_MOST {
+            if before == 0 && self.bury(BRIDGE) {
+                break;
+            }
+            match self.ask(BRIDGE, Ask::Next(before))? {
+                (socket, Answer::State(state)) if state.about.id > before => {
+                    before = state.about.id;
+                    if !each(state, &socket) {
+                        break;
+                    }
+                }
+                (_, Answer::Done) => break,
+                (_, Answer::Refused(why)) => bail!("{why}"),
+                (_, other) => bail!("an answer to something else: {other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a device on the network's bridge.
+    pub fn detach(&self, number: u64) -> Result<()> {
+        match self.ask(BRIDGE, Ask::Detach(number))?.1 {
+            Answer::Done => Ok(()),
+            Answer::Refused(why) => bail!("{why}"),
+            other => bail!("an answer to something else: {other:?}"),
+        }
     }
 
     /// Ends a port, and waits until it has.
@@ -532,7 +583,7 @@ mod tests {
 
     use super::*;
     use crate::frame::Mac;
-    use crate::port::{Options, Port};
+    use crate::port::{Kind, Options, Port};
     use crate::wire::About;
 
     const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
@@ -664,7 +715,7 @@ mod tests {
     fn other_hosts_ports_have_nothing_to_do_with_each_other() {
         let (_folder, room) = made();
         let options = Options::new("one", Mac::random().unwrap());
-        let (_port, _queues) = Port::join(room.clone(), options, true, |_| ()).unwrap();
+        let (_port, _queues) = Port::join(room.clone(), options, Kind::Far, |_| ()).unwrap();
         let id = room.ports().unwrap()[0];
         let Answer::State(state) = room.ask(id, Ask::State).unwrap().1 else { panic!("no state") };
         let other = |far| Ask::Join(About { id: id ^ 1, far, ..state.about.clone() });
