@@ -3,7 +3,7 @@
     python3 tests/eth/compare.py [--rounds N] [--ringlet PATH]     (as root)
 
 Of each: a stream of iperf3's TCP, and half a round trip of NetPIPE's 64 bytes. slirp4netns and pasta join a namespace to its host only, so there the
-server is in a namespace that is theirs. Ratios are of figures of one round: its median, with the least and the most.
+server is in a namespace that is theirs. `bridge` is a network with a bridge of the kernel's (`ringlet eth bridge`). Ratios are of figures of one round: its median, with the least and the most.
 """
 
 import argparse
@@ -59,13 +59,27 @@ class Pair:
         server.kill()
 
 
+def await_ready(process):
+    wait_until(lambda: "ready" in process.tail() or process.poll() is not None, LIMIT_SECONDS, "what is to be ready")
+    require(process.poll() is None, process.tail())
+
+
 @way
 def ringlet(pair):
     """Two ports of a network."""
     network = pair.ground.network()
     for namespace in (pair.asks, pair.serves):
-        port = pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network)
-        wait_until(lambda port=port: "ready" in port.tail() or port.poll() is not None, LIMIT_SECONDS, "a port")
+        await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network))
+    pair.devices("vnet0")
+
+
+@way
+def bridge(pair):
+    """Two devices on a network's bridge."""
+    network = pair.ground.network()
+    await_ready(pair.ground.start([pair.ground.command, "eth", "bridge", network]))
+    for namespace in (pair.asks, pair.serves):
+        await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network))
     pair.devices("vnet0")
 
 

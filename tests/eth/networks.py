@@ -84,6 +84,10 @@ class Host:
         self.mac = f"02:00:00:00:00:{number:02x}"
         self.ip, self.six = f"10.7.0.{number}", f"fd07::{number}"
 
+    def numbered(self, number):
+        self.number = number
+        return self
+
     def up(self):
         self.start_port()
         self.await_port()

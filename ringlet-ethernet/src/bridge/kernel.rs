@@ -100,8 +100,9 @@ impl Kernel {
         Ok(index)
     }
 
-    /// Makes a device by somebody else's socket, where that was opened; its other end is here. KERNEL: who opened the socket needs CAP_NET_ADMIN there
-    /// and here, and so do we (netlink_net_capable, rtnl_get_peer_net), so nobody gets a device by us that he could not have made.
+    /// Makes a device by somebody else's socket, where that was opened; its other end is here. KERNEL: of a request to which no address is given, who has
+    /// opened the socket needs CAP_NET_ADMIN there and here, and so do we (__netlink_ns_capable, rtnl_get_peer_net). So nobody gets a device by us that he
+    /// could not have made. (With an address only we would need it.)
     pub fn make(&self, theirs: &Socket, device: &Device, number: u64) -> Result<u32> {
         let name = end(number);
         let mut peer = named(&name);
@@ -118,11 +119,7 @@ impl Kernel {
         ]);
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
         // (It may be full, and its owner may have what is answered.)
-        theirs.send_to(
-            &message(NewLink(link), flags),
-            &SocketAddr::new(0, 0),
-            libc::MSG_DONTWAIT,
-        )?;
+        theirs.send(&message(NewLink(link), flags), libc::MSG_DONTWAIT)?;
         let (index, _) = self.look(&name).context("the kernel has made no such device")?;
         Ok(index)
     }

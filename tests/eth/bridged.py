@@ -1,0 +1,359 @@
+"""Networks with a bridge of the kernel's for the devices of one host (`ringlet eth bridge`): what passes, what does not, and what stays of none."""
+
+import array
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+
+from far import Stream, by_udp, flows, multicasts
+from ground import can, run
+from harness import Skipped, require, wait_until
+from hostile import SOURCE, VERSION, Stranger, knocking, mac
+from networks import LIMIT_SECONDS, Host, within
+from ports import GUEST_IP, back_end, front_end
+
+BRIDGED = {}
+STORM = "too many to all ports"
+
+
+def scene(function):
+    BRIDGED[function.__name__] = function
+    return function
+
+
+def begin(ground, network):
+    bridge = ground.start([ground.command, "eth", "bridge", network])
+    wait_until(lambda: "ready" in bridge.tail() or bridge.poll() is not None, LIMIT_SECONDS, "a bridge")
+    require(bridge.poll() is None, bridge.tail())
+    return bridge
+
+
+def bridged(ground, count, *words):
+    """A network's bridge, and devices on it."""
+    network = ground.network(*words)
+    bridge = begin(ground, network)
+    hosts = [ground.host(network, number) for number in range(1, count + 1)]
+    require(all("@if" in host.run("ip", "link", "show", "vnet0") for host in hosts), "a device is no veth")
+    return network, bridge, hosts
+
+
+def port_of(ground, name):
+    """The state of the one port of this name."""
+    (state,) = [state for state in json.loads(ground.must("stats", "--json")) if state["about"]["name"] == name]
+    return state
+
+
+def uplink(ground, bridge):
+    """The state of a bridge's own port."""
+    (state,) = json.loads(run("nsenter", f"--net=/proc/{bridge.pid}/ns/net", ground.command, "eth", "stats", "uplink", "--json"))
+    return state
+
+
+def dropped(state):
+    return {why: count for why, count in state["totals"]["dropped"].items() if count and why != "no other port"}
+
+
+def streams(ground, pairs):
+    """TCP between each of them at once, of which each byte is looked at, until each has sent a good deal."""
+    running = [Stream(one, other) for one, other in pairs]
+    for _ in range(3):
+        before = [one.state()["totals"]["sent"] for one, _ in pairs]
+        for (one, _), sent in zip(pairs, before, strict=True):
+            wait_until(lambda one=one, sent=sent: one.state()["totals"]["sent"] > sent + 1000, LIMIT_SECONDS, "a stream to go on")
+    for stream in running:
+        stream.ends()
+
+
+@scene
+def bridged_frames(ground):
+    """Frames of all sizes, tags and groups pass between devices; streams between three lose nothing, and none of it leaves the kernel."""
+    network, bridge, (one, other, third) = bridged(ground, 3)
+    flows(one, other)
+    multicasts(one, other, third)
+    for host in one, other, third:
+        host.run("ip", "neigh", "flush", "all")
+    streams(ground, [(one, other), (other, third), (third, one)])
+    for host in one, other, third:
+        state = host.state()
+        require(state["bridged"] == 2 and not dropped(state), f"of a device: {state}")
+    require(uplink(ground, bridge)["totals"]["sent"] == 0, "frames have left the kernel")
+    shown = ground.must("ls")
+    require(len(re.findall(rf"{network} +vnet0 .* bridge +2 ", shown)) == 3, shown)
+    # What is sent is counted once, and nobody else sees it.
+    before = [host.state()["totals"] for host in (one, other, third)]
+    one.ping(other.ip)
+    after = [host.state()["totals"] for host in (one, other, third)]
+    sent, received, seen = (new[what] - old[what] for what, old, new in zip(("sent", "received", "received"), before, after, strict=True))
+    require(3 <= sent < 20 and 3 <= received < 20 and seen < 6, f"counts of three pings: {sent}, {received}, and {seen} elsewhere")
+
+
+@scene
+def bridged_carrier(ground):
+    """A device has a carrier while another one, or another port, is there; it goes with `down`, and comes again."""
+    network, bridge, (one, other) = bridged(ground, 2)
+    for _ in range(3):
+        one.await_carrier(True)
+        one.ping(other.ip)
+        ground.must("down", "vnet0", within=other.namespace)
+        require("vnet0" not in other.run("ip", "link"), "the device is there behind `down`")
+        require(other.port.wait(LIMIT_SECONDS) == 0, other.port.tail())
+        one.await_carrier(False)
+        other.up()
+    other.port.stop()
+    require("vnet0" not in other.run("ip", "link"), "the device is there behind its end")
+    one.await_carrier(False)
+    tap = ground.host(network, 3, "--tap")
+    one.await_carrier(True)
+    tap.await_carrier(True)
+    tap.ping(one.ip)
+    tap.port.kill()
+    one.await_carrier(False)
+    status, said = ground.eth("delete", network)
+    require(status != 0 and "1 ports" in said, said)
+    ground.must("down", "vnet0", within=one.namespace)
+    ground.must("delete", network)
+    require(bridge.wait(LIMIT_SECONDS) == 0, bridge.tail())
+
+
+@scene
+def bridged_uplink(ground):
+    """Devices on the bridge, TAP devices, and a guest reach each other, and streams between them lose nothing."""
+    network, bridge, (one, other) = bridged(ground, 2, "--addresses", "static")
+    tap, many = ground.host(network, 3, "--tap"), ground.host(network, 4, "--queues", "2")
+    require("@if" not in many.run("ip", "link", "show", "vnet0"), "several queues, by one veth")
+    for host in one, other:
+        host.await_carrier(True)
+        flows(host, tap)
+        flows(many, host)
+    multicasts(one, other, tap, many)
+    multicasts(tap, one, other, many)
+    streams(ground, [(one, tap), (tap, other), (other, one)])
+    for state in tap.state(), uplink(ground, bridge), one.state():
+        require(not dropped(state), f"dropped: {dropped(state)}")
+    _back, path = back_end(ground, network)
+    front_end(ground, path)
+    for size in (0, 1472, 9000, 65493):
+        one.ping(GUEST_IP, "-M", "do", "-s", size)
+
+
+@scene
+def bridged_far(ground):
+    """Devices on the bridges of two hosts, and TAP devices, reach each other."""
+    with by_udp(ground) as sites:
+        for site in sites:
+            site.create("blue")
+            begin(site.ground, "blue")
+        for site, other in zip(sites, reversed(sites), strict=True):
+            site.span(other.ip)
+        one, tap, far, last = sites[0].host(1), sites[0].host(2, "--tap"), sites[1].host(3), sites[1].host(4)
+        for host in one, far:
+            host.await_carrier(True)
+        flows(one, far)
+        flows(tap, far)
+        multicasts(one, tap, far, last)
+        stream = Stream(one, far)
+        sent = one.state()["totals"]["sent"]
+        wait_until(lambda: one.state()["totals"]["sent"] > sent + 1000, LIMIT_SECONDS, "a stream to go on")
+        stream.ends()
+
+
+SHOUT = """
+import socket, sys
+sender = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+sender.bind(("vnet0", 0))
+to, source = (bytes.fromhex(word.replace(":", "")) for word in sys.argv[1:3])
+for _ in range(int(sys.argv[3])):
+    sender.send(to + source + bytes([0x88, 0xb5]) + bytes(46))
+"""
+BROADCAST = "ff:ff:ff:ff:ff:ff"
+
+
+def shout(host, to, source, count):
+    host.run(sys.executable, "-c", SHOUT, to, source, count)
+
+
+@scene
+def bridged_addresses(ground):
+    """A device sends from its own address only; no port gets a frame by sending from another's, on the bridge or beside it."""
+    network, bridge, (one, other, third) = bridged(ground, 3, "--addresses", "locked")
+    before = other.state()["totals"]["received"]
+    for source in (other.mac, "02:00:00:00:00:77", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
+        shout(third, other.mac, source, 100)
+        shout(third, BROADCAST, source, 100)
+    require(third.dropped(SOURCE) == 800, f"refused: {dropped(third.state())}")
+    require(other.state()["totals"]["received"] < before + 100, "a frame from another's address came")
+    one.ping(other.ip)
+    # A port beside the bridge, which does what none does.
+    beside = Host(ground, one.namespace, network, 0, ()).numbered(uplink(ground, bridge)["about"]["id"])
+    one.await_carrier(True)
+    with Stranger(beside) as stranger:
+        for address in (one.mac, other.mac):
+            for _ in range(50):
+                stranger.send(mac(address))
+        wait_until(lambda: uplink(ground, bridge)["totals"]["dropped"][SOURCE] >= 100, LIMIT_SECONDS, f"refusals: {port_of(ground, 'uplink')}")
+    one.run("ip", "neigh", "flush", "all")
+    one.ping(other.ip)
+    # Its address is another's: no device is made.
+    twin = Host(ground, ground.namespace(), network, 1, ())
+    twin.start_port()
+    require(twin.port.wait(LIMIT_SECONDS) == 1 and "another port's address" in twin.port.tail(), twin.port.tail())
+    require("vnet0" not in twin.run("ip", "link"), "a device that was refused")
+    # An address is free once its device is gone.
+    ground.must("down", "vnet0", within=one.namespace)
+    twin.up()
+    twin.ping(other.ip)
+
+
+@scene
+def bridged_storms(ground):
+    """Of what a device sends to all, no more is taken than the network's rule says; what is for one is not touched by that."""
+    began = time.monotonic()
+    _network, _bridge, (one, other) = bridged(ground, 2, "--storm", "50")
+    for to in (BROADCAST, "01:00:5e:00:00:01", "33:33:00:00:00:01"):
+        shout(one, to, one.mac, 500)
+    shout(one, other.mac, one.mac, 500)
+    state, received = one.state(), other.state()["totals"]["received"]
+    most = 8 + 50 * (1 + time.monotonic() - began)
+    require(500 <= received <= 500 + most + 50, f"{received} frames, of 500 for one and a storm")
+    require(state["totals"]["dropped"][STORM] >= 1500 - most, f"a storm: {dropped(state)}")
+
+
+def left(ground, network):
+    folder = pathlib.Path(ground.networks) / network
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".port")
+
+
+@scene
+def bridged_killed(ground):
+    """Of a device that is killed, of a bridge that is, of a namespace that goes, nothing stays; the others go on, or end and say why."""
+    network, bridge, (one, other, third) = bridged(ground, 3)
+    # One that stands still holds nobody up.
+    pid = third.state()["about"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    another = ground.host(network, 4)
+    another.ping(one.ip)
+    another.port.kill()
+    gone = lambda host: "vnet0" not in host.run("ip", "link")  # noqa: E731
+    wait_until(lambda: gone(another), LIMIT_SECONDS, "a killed one's device to go")
+    wait_until(lambda: one.state()["bridged"] == 2, LIMIT_SECONDS, f"a killed one to be none: {one.state()}")
+    another.up()
+    another.ping(one.ip)
+    # A device that is deleted, and a namespace.
+    another.run("ip", "link", "del", "vnet0")
+    require(another.port.wait(LIMIT_SECONDS) == 1 and "was removed" in another.port.tail(), another.port.tail())
+    passing = ground.namespace()
+    guest = Host(ground, passing, network, 5, ())
+    guest.up()
+    guest.port.kill()
+    can("ip", "netns", "del", passing)
+    wait_until(lambda: one.state()["bridged"] == 2, LIMIT_SECONDS, f"two others: {one.state()}")
+    os.kill(pid, signal.SIGCONT)
+    third.ping(one.ip)
+    # The bridge: each device goes with it.
+    bridge.kill()
+    for host in one, other, third:
+        require(host.port.wait(LIMIT_SECONDS) == 1 and "bridge has ended" in host.port.tail(), host.port.tail())
+        wait_until(lambda host=host: gone(host), LIMIT_SECONDS, "a killed bridge's devices to go")
+    require("no ports" in ground.must("ls"), ground.must("ls"))
+    require(not left(ground, network), f"sockets: {left(ground, network)}")
+    # Without a bridge a device is a TAP device; with the next bridge they reach each other.
+    one.up()
+    begin(ground, network)
+    other.up()
+    other.await_carrier(True)
+    other.ping(one.ip)
+
+
+@scene
+def bridged_wrong(ground):
+    """Each wrong use gets a sentence that names the fix; strangers to a bridge get no device, and hold nobody up."""
+    network, bridge, (one, other) = bridged(ground, 2)
+
+    def says(*words, what, within=None):
+        status, said = ground.eth(*words, within=within)
+        require(status != 0 and what in said, f"{words}: {status}, {said}")
+
+    says("bridge", network, what="has a bridge already")
+    says("bridge", "nowhere", what="ringlet eth create nowhere")
+    for device in "vnet0", "lo":
+        says("up", device, "--network", network, what=f"there is a device {device} here already", within=one.namespace)
+    says("up", "a/b", "--network", network, what="a device's name is of")
+    says("up", "v", "--network", network, "--mtu", "67", what="between 68 and 65521")
+    name = ground.namespace()
+    within(name, "ip", "link", "set", "lo", "up")
+    if shutil.which("setpriv") is None:
+        raise Skipped("not installed: setpriv")
+    nobody = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", ground.command, "eth", "up", "vnet0", "--network", network]
+    refused = ground.start(["ip", "netns", "exec", name, *nobody])
+    require(refused.wait(LIMIT_SECONDS) == 1 and "CAP_NET_ADMIN" in refused.tail(), refused.tail())
+    require("vnet0" not in within(name, "ip", "link"), "a device without the right to make one")
+    # What is said, and sent, by hand.
+    path = str(pathlib.Path(ground.networks) / network / "0000000000000001.port")
+
+    def ask(what, *descriptors):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
+            asks.settimeout(LIMIT_SECONDS)
+            asks.connect(path)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            asks.sendmsg([what if isinstance(what, bytes) else json.dumps({"version": VERSION, "ask": what}).encode()], rights)
+            said = asks.recv(1 << 18)
+            return json.loads(said) if said else None
+
+    device = {"name": "front", "mac": "02:00:00:00:00:55", "mtu": 1500}
+    attach = {"Attach": device}
+    require(ask(b"what") is None, "what nobody understands is answered")
+    require("no socket came" in str(ask(attach)), "a device without a socket")
+    ends, pipes = socket.socketpair(), os.pipe()
+    for wrong in (ends[0].fileno(), pipes[0], pipes[1], os.open("/dev/null", os.O_RDONLY)):
+        require("no socket for devices" in str(ask(attach, wrong)), "a device by what is no socket")
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as route:
+        for wrong in ({"name": "../x"}, {"name": ""}, {"name": "x" * 16}, {"mtu": 60}, {"mac": "01:00:00:00:00:01"}, {"mac": one.mac}):
+            said = ask({"Attach": device | wrong}, route.fileno())
+            require(said is None or "Refused" in said, f"{wrong}: {said}")
+        for other_ask in ({"Join": {}}, "State", {"Next": 1 << 63}, {"Detach": 1 << 63}, {"Way": "auto"}):
+            ask(other_ask)
+    require(not can("ip", "link", "show", "front"), "a stranger's device")
+    with knocking(path):
+        third = ground.host(network, 3)
+        third.ping(one.ip)
+    one.ping(other.ip)
+    require(bridge.poll() is None, bridge.tail())
+
+
+@scene
+def bridged_at_once(ground):
+    """`create --bridge` begins a bridge, and `delete` ends it; of devices that come while the network goes each is there, or says why not."""
+    network = ground.network("--bridge")
+    bridge = port_of(ground, "uplink")["about"]["pid"]
+    one, other = ground.host(network, 1), ground.host(network, 2)
+    one.ping(other.ip)
+    for host in one, other:
+        ground.must("down", "vnet0", within=host.namespace)
+    for _ in range(5):
+        hosts = [Host(ground, one.namespace, network, number, (), f"v{number}") for number in range(1, 5)]
+        for host in hosts:
+            host.start_port()
+        status, said = ground.eth("delete", network)
+        for host in hosts:
+            wait_until(lambda host=host: "ready" in host.port.tail() or host.port.poll() is not None, LIMIT_SECONDS, "a device to be there, or not")
+        for host in hosts:
+            host.port.stop()
+        if status != 0:
+            require("ports" in said or "bridge" in said, said)
+            ground.must("delete", network)
+        wait_until(lambda: not lives(bridge), LIMIT_SECONDS, "the bridge to end")  # noqa: B023
+        wait_until(lambda: " v" not in one.run("ip", "-br", "link"), LIMIT_SECONDS, f"devices to go: {one.run('ip', '-br', 'link')}")
+        ground.must("create", network, "--bridge")
+        bridge = port_of(ground, "uplink")["about"]["pid"]
+    ground.must("delete", network)
+
+
+def lives(pid):
+    """(A zombie does not.)"""
+    return bool(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()) if os.path.exists(f"/proc/{pid}") else False
