@@ -196,7 +196,7 @@ def bridged_addresses(ground):
         for address in (one.mac, other.mac):
             for _ in range(50):
                 stranger.send(mac(address))
-        wait_until(lambda: uplink(ground, bridge)["totals"]["dropped"][SOURCE] >= 100, LIMIT_SECONDS, f"refusals: {port_of(ground, 'uplink')}")
+        wait_until(lambda: uplink(ground, bridge)["totals"]["dropped"][SOURCE] >= 100, LIMIT_SECONDS, "frames that are refused")
     one.run("ip", "neigh", "flush", "all")
     one.ping(other.ip)
     # Its address is another's: no device is made.
