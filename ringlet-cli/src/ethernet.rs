@@ -1,5 +1,6 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -469,6 +470,7 @@ fn show(networks: &[Network]) -> Result<()> {
 fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     let mut found: Option<(u8, Room, State)> = None;
+    let is_sure = Cell::new(false);
     for room in Room::all(&base())? {
         let mut look = |state: State, socket: &Guarded| {
             let doubts =
@@ -478,12 +480,15 @@ fn find(device: &str) -> Result<(Room, State)> {
             {
                 found = Some((doubts, room.clone(), state));
             }
-            doubts != Some(0)
+            is_sure.set(doubts == Some(0));
+            !is_sure.get()
         };
         room.states(&mut look)?;
         // (A bridge that does not answer hides no port.)
-        let _ = room.devices(&mut look);
-        if let Some((0, ..)) = found {
+        if !is_sure.get() {
+            let _ = room.devices(look);
+        }
+        if is_sure.get() {
             break;
         }
     }
@@ -542,6 +547,10 @@ fn stats(args: &StatsArgs) -> Result<()> {
                 .collect::<Vec<_>>()
         };
         table::print(["What", "Count"].map(str::to_owned), rows(&state.totals));
+        if let Some(others) = state.bridged {
+            println!("On the network's bridge, with {others} others\n");
+            continue;
+        }
         let peers = state.peers.iter().map(|peer| {
             let counts = [peer.sent, peer.received, peer.full, peer.waiting].map(table::grouped);
             let [sent, received, full, waiting] = counts;

@@ -4,13 +4,15 @@ use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail, ensure};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use ringlet_linux::sys::Errno;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::bridge::is_trusted_with;
 use crate::device::{End, Settings, check_name, mtu_of};
 use crate::frame::Mac;
 use crate::room::{BRIDGE, Room};
@@ -18,6 +20,7 @@ use crate::wire::{Answer, Ask, Device, hear, hello, say};
 
 /// For the bridge, to which others may have come first.
 const PATIENCE: Duration = Duration::from_secs(20);
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// Has a device until somebody says `End`.
 pub fn up(
@@ -32,10 +35,18 @@ pub fn up(
     // (It says where the device is to be, and who may make it.)
     let kernel = Socket::new(NETLINK_ROUTE)?;
     kernel.set_non_blocking(true)?;
-    let socket =
-        room.connect(BRIDGE).map_err(|error| anyhow!("no bridge listens there: {error:?}"))?;
+    let until = Instant::now() + PATIENCE;
+    let socket = loop {
+        match room.connect(BRIDGE) {
+            Ok(socket) => break socket,
+            // (Others wait there as well.)
+            Err(Errno::EAGAIN) if Instant::now() < until => std::thread::sleep(TRY_AGAIN),
+            Err(error) => bail!("no bridge listens there: {error:?}"),
+        }
+    };
+    ensure!(is_trusted_with(room, &socket), "the bridge is of a user who is not trusted with it");
     say(&socket, &hello(Ask::Attach(device)), &[kernel.as_raw_fd()])?;
-    match next(&socket, Some(Instant::now() + PATIENCE)).context("the bridge does not answer")? {
+    match next(&socket, Some(until)).context("the bridge does not answer")? {
         Answer::Done => {}
         Answer::Refused(why) => {
             let why = refusal(&kernel, &settings.device).unwrap_or(why);
@@ -71,7 +82,7 @@ fn next(socket: &Guarded, until: Option<Instant>) -> Result<Answer> {
             return Ok(answer);
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        anyhow::ensure!(left.is_none_or(|left| !left.is_zero()), "nothing is said");
+        ensure!(left.is_none_or(|left| !left.is_zero()), "nothing is said");
         let left = left.map(TryInto::try_into).transpose()?;
         let _ = poll(&mut [PollFd::new(&**socket, PollFlags::IN)], left.as_ref());
     }

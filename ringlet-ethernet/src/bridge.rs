@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ringlet_linux::apart;
 use ringlet_linux::meet::{self, Received};
+use ringlet_linux::sys::Errno;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -39,6 +40,8 @@ const LOOKS_MOST: u32 = 3;
 /// Other ports hear so often which addresses are here (less than the time in which they forget them), and when one has come, at most so often.
 const ANNOUNCE: Duration = Duration::from_secs(60);
 const ANNOUNCE_LEAST: Duration = Duration::from_secs(1);
+/// Of what the kernel tells.
+const TOLD_AT_ONCE: u32 = 1024;
 /// What the rules have counted holds for as long.
 const COUNTS_HOLD: Duration = Duration::from_millis(100);
 
@@ -70,9 +73,19 @@ struct Bridge {
     asked: Sender<End>,
 }
 
-/// Is there a bridge for this network?
+/// Has this network a bridge, of somebody who is trusted with it? (Else who may enter the directory would be taken for one.)
 pub fn is_there(room: &Room) -> bool {
-    !room.bury(BRIDGE)
+    match room.connect(BRIDGE) {
+        Ok(socket) => is_trusted_with(room, &socket),
+        // (It has much to do.)
+        Err(error) => error == Errno::EAGAIN,
+    }
+}
+
+/// Is the other end root's, our own user's, or whose the network is?
+pub(crate) fn is_trusted_with(room: &Room, socket: &Guarded) -> bool {
+    meet::credentials(socket.as_raw_fd())
+        .is_ok_and(|who| is_trusted(who.uid) || room.is_owner(who.uid))
 }
 
 /// Has a bridge until somebody says `End`. It makes this thread's network namespace another one. `tell` hears what an operator may want to know.
@@ -169,14 +182,15 @@ impl Bridge {
             let said = self.devices.iter().zip(said).filter(|(device, said)| *said && gone(device));
             let numbers: Vec<u64> = said.map(|(device, _)| device.number).collect();
             numbers.into_iter().for_each(|number| _ = self.remove(number));
-            match seat.accept() {
-                Some(comer) => {
-                    comers.truncate(COMERS_MOST - 1);
-                    comers.push_front(comer);
-                }
+            let came: Vec<Guarded> =
+                std::iter::from_fn(|| seat.accept()).take(COMERS_MOST / 2).collect();
+            if has_come && came.is_empty() {
                 // (No number is free, it may be: who waits there goes on waiting.)
-                None if has_come => thread::sleep(LOOK_AGAIN / 20),
-                None => {}
+                thread::sleep(LOOK_AGAIN / 20);
+            }
+            for comer in came {
+                comers.truncate(COMERS_MOST - 1);
+                comers.push_front(comer);
             }
             for _ in 0..comers.len() {
                 let Some(comer) = comers.pop_back() else { break };
@@ -271,7 +285,10 @@ impl Bridge {
         );
         let made = self.kernel.make(&theirs, device, number).and_then(|index| {
             let joined = self.kernel.join(index, device.mac, number);
-            joined.map(|()| index).inspect_err(|_| self.kernel.remove(index, number))
+            joined.map(|()| index).inspect_err(|_| {
+                self.kernel.remove(index);
+                self.kernel.forget(number);
+            })
         });
         let index = made.inspect_err(|_| self.holder.let_go(number))?;
         let about = About {
@@ -301,7 +318,8 @@ impl Bridge {
     fn remove(&mut self, number: u64) -> Option<Device> {
         let at = self.devices.iter().position(|device| device.number == number)?;
         let device = self.devices.remove(at);
-        self.kernel.remove(device.index, number);
+        self.kernel.remove(device.index);
+        self.kernel.forget(number);
         self.holder.let_go(number);
         Some(device)
     }
@@ -309,8 +327,12 @@ impl Bridge {
     /// Devices that their owners have deleted are no more.
     fn look(&mut self, watched: &netlink_sys::Socket) {
         // (What has changed is asked, since some of it may not have been told.)
-        while !matches!(watched.recv_from_full(), Err(error) if error.raw_os_error() == Some(libc::EAGAIN))
-        {
+        for _ in 0..TOLD_AT_ONCE {
+            match watched.recv_from_full() {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(_) => break,
+            }
         }
         let is_gone = |device: &&Device| !self.kernel.is_there(device.index);
         let gone: Vec<u64> =
@@ -384,10 +406,8 @@ impl Bridge {
 
     /// No device is there behind it.
     fn end(&mut self) {
-        while let Some(device) = self.devices.first() {
-            let number = device.number;
-            let _ = self.remove(number);
-        }
+        self.devices.iter().for_each(|device| self.kernel.remove(device.index));
+        self.devices.clear();
         self.kernel.end();
     }
 }

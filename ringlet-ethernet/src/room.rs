@@ -87,7 +87,10 @@ fn sweep(base: &Path) {
         u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?;
         let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
         let room = in_directory(&entry.path());
-        (age > LEFT && room.ports().ok()?.is_empty() && room.bury(SPAN)).then_some(())
+        (age > LEFT
+            && room.ports().ok()?.is_empty()
+            && [SPAN, BRIDGE].iter().all(|id| room.bury(*id)))
+        .then_some(())
     };
     let left = fs::read_dir(base).into_iter().flatten().flatten();
     for entry in left.filter(|entry| is_left(entry).is_some()) {
@@ -360,9 +363,17 @@ impl Room {
 
     /// Asks a port, and waits for its answer.
     pub(crate) fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
-        let socket = self
-            .connect(id)
-            .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?;
+        let began = Instant::now();
+        let socket = loop {
+            match self.connect(id) {
+                Ok(socket) => break socket,
+                // (Many wait there.)
+                Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
+                    std::thread::sleep(PATIENCE / 1000);
+                }
+                Err(error) => bail!("no port listens there: {error:?}"),
+            }
+        };
         say(&socket, &hello(ask), &[])?;
         let until = Instant::now() + patience(&[&socket]);
         loop {

@@ -8,13 +8,14 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 
 from far import Stream, by_udp, flows, multicasts
 from ground import can, run
-from harness import Skipped, require, wait_until
-from hostile import SOURCE, VERSION, Stranger, knocking, mac
+from harness import ROOT, Skipped, require, wait_until
+from hostile import NOBODY, SOURCE, VERSION, Stranger, knocking, mac
 from networks import LIMIT_SECONDS, Host, within
 from ports import GUEST_IP, back_end, front_end
 
@@ -352,6 +353,45 @@ def bridged_at_once(ground):
         ground.must("create", network, "--bridge")
         bridge = port_of(ground, "uplink")["about"]["pid"]
     ground.must("delete", network)
+
+
+@scene
+def bridged_unit(ground):
+    """The unit is one, and a bridge does with the rights that it leaves."""
+    text = (ROOT / "deploy/ringlet-eth-bridge@.service").read_text().replace("/usr/local/bin/ringlet", ground.command)
+    place = pathlib.Path(ground.directory) / "ringlet-eth-bridge@blue.service"
+    place.write_text(text)
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", place], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        require(done.returncode == 0 and not done.stderr, done.stderr)
+    (rights,) = [line.partition("=")[2] for line in text.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    rights = ",".join("+" + right.removeprefix("CAP_").lower() for right in rights.split())
+    network = ground.network()
+    words = ["setpriv", f"--bounding-set=-all,{rights}", "--inh-caps=-all", "--no-new-privs", ground.command, "eth", "bridge", network]
+    bridge = ground.start(words)
+    wait_until(lambda: "ready" in bridge.tail() or bridge.poll() is not None, LIMIT_SECONDS, "a bridge")
+    one, other = ground.host(network, 1), ground.host(network, 2)
+    one.ping(other.ip)
+    tap = ground.host(network, 3, "--tap")
+    one.await_carrier(True)
+    tap.ping(one.ip)
+
+
+@scene
+def bridged_squatters(ground):
+    """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody waits."""
+    network = ground.network("--group", NOBODY)
+    path = pathlib.Path(ground.networks) / network / "0000000000000001.port"
+    squat = f"import os, socket, time\nos.setgid({NOBODY})\nos.setuid({NOBODY})\ns = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\ns.bind('{path}')\ns.listen()\nprint('there', flush=True)\ntime.sleep(1000)"
+    os.chmod(ground.directory, 0o755)
+    squatter = ground.start([sys.executable, "-c", squat])
+    require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
+    one = Host(ground, ground.namespace(), network, 1, ())
+    one.start_port()
+    wait_until(lambda: "ready" in one.port.tail() or one.port.poll() is not None, LIMIT_SECONDS, "a device")
+    require("ready" in one.port.tail() and "@if" not in one.run("ip", "link", "show", "vnet0"), one.port.tail())
+    squatter.kill()
+    begin(ground, network)
 
 
 def lives(pid):

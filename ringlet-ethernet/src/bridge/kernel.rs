@@ -192,10 +192,14 @@ impl Kernel {
     }
 
     /// The device is no more, at either end.
-    pub fn remove(&self, index: u32, number: u64) {
+    pub fn remove(&self, index: u32) {
         let mut link = LinkMessage::default();
         link.header.index = index;
         let _ = self.ask(DelLink(link), 0);
+    }
+
+    /// Nor what it may send.
+    pub fn forget(&self, number: u64) {
         let _ = nft(&format!("delete table netdev {}", end(number)));
     }
 
