@@ -388,6 +388,14 @@ def multicast(ground):
 
 
 @scene
+def bridged_likewise(ground):
+    """So it is on a bridge."""
+    ground.has_bridges = True
+    for play in (pings, vlans, captures, multicast):
+        play(ground)
+
+
+@scene
 def reconnects(ground):
     """A port is killed and comes back in the midst of a stream of TCP, which lives."""
     one, other = ground.hosts(2)

@@ -28,17 +28,10 @@ def scene(function):
     return function
 
 
-def begin(ground, network):
-    bridge = ground.start([ground.command, "eth", "bridge", network])
-    wait_until(lambda: "ready" in bridge.tail() or bridge.poll() is not None, LIMIT_SECONDS, "a bridge")
-    require(bridge.poll() is None, bridge.tail())
-    return bridge
-
-
 def bridged(ground, count, *words):
     """A network's bridge, and devices on it."""
     network = ground.network(*words)
-    bridge = begin(ground, network)
+    bridge = ground.bridge(network)
     hosts = [ground.host(network, number) for number in range(1, count + 1)]
     require(all("@if" in host.run("ip", "link", "show", "vnet0") for host in hosts), "a device is no veth")
     return network, bridge, hosts
@@ -149,7 +142,7 @@ def bridged_far(ground):
     with by_udp(ground) as sites:
         for site in sites:
             site.create("blue")
-            begin(site.ground, "blue")
+            site.ground.bridge("blue")
         for site, other in zip(sites, reversed(sites), strict=True):
             site.span(other.ip)
         one, tap, far, last = sites[0].host(1), sites[0].host(2, "--tap"), sites[1].host(3), sites[1].host(4)
@@ -265,7 +258,7 @@ def bridged_killed(ground):
     require(not left(ground, network), f"sockets: {left(ground, network)}")
     # Without a bridge a device is a TAP device; with the next bridge they reach each other.
     one.up()
-    begin(ground, network)
+    ground.bridge(network)
     other.up()
     other.await_carrier(True)
     other.ping(one.ip)
@@ -391,7 +384,7 @@ def bridged_squatters(ground):
     wait_until(lambda: "ready" in one.port.tail() or one.port.poll() is not None, LIMIT_SECONDS, "a device")
     require("ready" in one.port.tail() and "@if" not in one.run("ip", "link", "show", "vnet0"), one.port.tail())
     squatter.kill()
-    begin(ground, network)
+    ground.bridge(network)
 
 
 def lives(pid):

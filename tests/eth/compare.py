@@ -77,7 +77,7 @@ def ringlet(pair):
 def bridge(pair):
     """Two devices on a network's bridge."""
     network = pair.ground.network()
-    await_ready(pair.ground.start([pair.ground.command, "eth", "bridge", network]))
+    pair.ground.bridge(network)
     for namespace in (pair.asks, pair.serves):
         await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network))
     pair.devices("vnet0")
