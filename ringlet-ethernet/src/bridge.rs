@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -64,7 +65,8 @@ struct Bridge {
     holder: Holder,
     devices: Vec<Device>,
     next: u64,
-    /// When it is due, and when it was.
+    /// By which addresses are announced; when that is due, and when it was.
+    raw: OwnedFd,
     announce: Instant,
     announced: Instant,
     drops: (Option<Instant>, HashMap<u64, Drops>),
@@ -100,11 +102,14 @@ pub fn serve(
     let seat = Seat::take(&room, BRIDGE)?;
     meet::admit_descriptors(seat.socket.as_raw_fd(), true);
     let kernel = Kernel::enter(room.rules.storm)?;
+    let raw = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
+        .context("addresses can't be announced without CAP_NET_RAW: run as root")?;
     let bell = Arc::new(new_bell()?);
     let asked = ends.0.clone();
     let (says, is_up) = channel();
     let (theirs, counted) = (room.clone(), Arc::clone(&bell));
-    let over = Arc::clone(&bell);
+    let over = (Arc::clone(&bell), Arc::new(AtomicBool::new(false)));
+    let is_over = Arc::clone(&over.1);
     let uplink = thread::Builder::new().name("uplink".into()).spawn(move || {
         let device = UPLINK.into();
         let settings =
@@ -112,7 +117,8 @@ pub fn serve(
         let up = |_, port: &crate::Port| _ = says.send(port.holder());
         let ended =
             device::run(&settings, theirs, ends, Kind::Bridge, up, move |_| ring(&counted), tell);
-        ring(&over);
+        over.1.store(true, Ordering::Relaxed);
+        ring(&over.0);
         ended.map(drop)
     })?;
     let join = |uplink: thread::JoinHandle<Result<()>>| {
@@ -130,6 +136,7 @@ pub fn serve(
         holder,
         devices: Vec::new(),
         next: 1,
+        raw,
         announce: now,
         announced: now,
         drops: Default::default(),
@@ -138,7 +145,7 @@ pub fn serve(
     });
     let ended = bridge.and_then(|mut bridge| {
         ready();
-        let kept = bridge.keep(seat, &bell, || uplink.is_finished());
+        let kept = bridge.keep(seat, &bell, || is_over.load(Ordering::Relaxed));
         bridge.end();
         // (Behind its end, of which they hear by that.)
         bridge.ending.clear();
@@ -219,12 +226,13 @@ impl Bridge {
                 Err(error) => refused(format!("{error:#}")),
             },
             Ask::Next(before) => {
-                let next = self.devices.iter().position(|device| device.number > before);
-                match next.map(|at| self.state(at)) {
-                    None => Answer::Done,
-                    Some(Ok(state)) => Answer::State(state),
-                    Some(Err(error)) => refused(format!("{error:#}")),
-                }
+                // (Of one that has just been deleted there is none.)
+                let next = (0..self.devices.len())
+                    .filter(|at| self.devices[*at].number > before)
+                    .collect::<Vec<_>>();
+                next.into_iter()
+                    .find_map(|at| self.state(at).ok())
+                    .map_or(Answer::Done, Answer::State)
             }
             Ask::Detach(number) => {
                 let found = self.devices.iter().find(|device| device.number == number);
@@ -366,22 +374,18 @@ impl Bridge {
             return;
         }
         (self.announced, self.announce) = (now, now + ANNOUNCE);
-        let kind = SocketType::RAW;
-        let socket = socket_with(AddressFamily::PACKET, kind, SocketFlags::CLOEXEC, None);
-        for device in &self.devices {
-            let _ = socket.as_ref().map(|socket| self.say_where(socket, device.about.mac));
-        }
+        self.devices.iter().for_each(|device| self.say_where(device.about.mac));
     }
 
     /// As QEMU says that a guest has moved: by a request of RARP for one's own address.
-    fn say_where(&self, socket: &OwnedFd, mac: Mac) {
+    fn say_where(&self, mac: Mac) {
         let mut frame = [0; 60];
         frame[..6].fill(0xff);
         frame[6..12].copy_from_slice(&mac.0);
         frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
         frame[22..28].copy_from_slice(&mac.0);
         frame[32..38].copy_from_slice(&mac.0);
-        kernel::send(socket, self.uplink, &frame);
+        kernel::send(&self.raw, self.uplink, &frame);
     }
 
     fn state(&mut self, at: usize) -> Result<State> {

@@ -370,12 +370,24 @@ def bridged_unit(ground):
     tap.ping(one.ip)
 
 
+SQUAT = """
+import os, socket, time
+os.setgid({user})
+os.setuid({user})
+squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+squatter.bind('{path}')
+squatter.listen()
+print('there', flush=True)
+time.sleep(1000)
+"""
+
+
 @scene
 def bridged_squatters(ground):
     """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody waits."""
     network = ground.network("--group", NOBODY)
     path = pathlib.Path(ground.networks) / network / "0000000000000001.port"
-    squat = f"import os, socket, time\nos.setgid({NOBODY})\nos.setuid({NOBODY})\ns = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\ns.bind('{path}')\ns.listen()\nprint('there', flush=True)\ntime.sleep(1000)"
+    squat = SQUAT.format(user=NOBODY, path=path)
     os.chmod(ground.directory, 0o755)
     squatter = ground.start([sys.executable, "-c", squat])
     require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
