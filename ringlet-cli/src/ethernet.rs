@@ -27,8 +27,9 @@ use crate::{reflect, table};
 /// Network devices between namespaces and containers of this host, whose frames go through shared memory, and to those of other hosts
 ///
 /// A network is a directory below /run/ringlet/ethernet (or where RINGLET_ETHERNET says): who may enter it may be a port. `up` makes a TAP device
-/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier. `span` makes other hosts, which
-/// have a network of that name too, ports of it.
+/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier. Where the network has a bridge, it is
+/// a veth device on that, whose frames to others on it do not leave the kernel. `span` makes other hosts, which have a network of that name too, ports
+/// of it.
 #[derive(clap::Args)]
 pub struct EthArgs {
     #[command(subcommand)]
@@ -49,6 +50,8 @@ enum EthCommand {
     /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends, unless it persists (`--persist`, or made by
     /// `ip tuntap add`): one of one queue that does, and that no other process has, is taken over, with its addresses, routes and MTU. So a port is begun
     /// anew, by a newer ringlet for one, and what is on the device stays.
+    ///
+    /// Where the network has a bridge it is a veth device, which sends from its own address only, does not persist, and goes with the bridge, too.
     Up(UpArgs),
     /// Make a QEMU guest's virtio-net a port of a network, in the foreground, as a vhost-user back end; it says `ready`
     ///
@@ -359,7 +362,7 @@ fn up(args: UpArgs) -> Result<()> {
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
     let room = Room::open(&base(), &network)?;
     let is_tap = tap || persists || queues > 1;
-    if !is_tap && bridge::is_there(&room) {
+    if !is_tap && bridge::is_there(&room)? {
         return attached::up(&settings, &room, ends()?, ready);
     }
     device::up(&settings, room, ends()?, ready, tell).map(drop)

@@ -75,13 +75,16 @@ struct Bridge {
     asked: Sender<End>,
 }
 
-/// Has this network a bridge, of somebody who is trusted with it? (Else who may enter the directory would be taken for one.)
-pub fn is_there(room: &Room) -> bool {
+/// Has this network a bridge, of somebody who is trusted with it? (Who may enter the directory may have put anything there: a link to a port, or what
+/// does not answer.)
+pub fn is_there(room: &Room) -> Result<bool> {
     match room.connect(BRIDGE) {
-        Ok(socket) => is_trusted_with(room, &socket),
-        // (It has much to do.)
-        Err(error) => error == Errno::EAGAIN,
+        Ok(socket) if !is_trusted_with(room, &socket) => return Ok(false),
+        Ok(_) | Err(Errno::EAGAIN) => {}
+        Err(_) => return Ok(false),
     }
+    let (_, answer) = room.ask(BRIDGE, Ask::Next(u64::MAX)).context("the network's bridge")?;
+    Ok(answer == Answer::Done)
 }
 
 /// Is the other end root's, our own user's, or whose the network is?

@@ -395,7 +395,13 @@ def bridged_squatters(ground):
     one.start_port()
     wait_until(lambda: "ready" in one.port.tail() or one.port.poll() is not None, LIMIT_SECONDS, "a device")
     require("ready" in one.port.tail() and "@if" not in one.run("ip", "link", "show", "vnet0"), one.port.tail())
+    # Nor is a link to a port.
     squatter.kill()
+    path.unlink()
+    path.symlink_to(f"{one.state()['about']['id']}.port")
+    other = ground.host(network, 2)
+    require("@if" not in other.run("ip", "link", "show", "vnet0"), "a device on a port")
+    path.unlink()
     ground.bridge(network)
 
 

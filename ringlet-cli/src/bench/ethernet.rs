@@ -1,6 +1,6 @@
-//! TCP between two network namespaces, by the kernel's veth, by two ports of `ringlet eth`, by two devices on its bridge, by a port of each of two networks between which
-//! frames go by UDP over veth, or by UDP over veth as ETHOS had it: a stream, and a round trip, of plain sockets. All in this process, whose threads
-//! are in namespaces of their own: with it everything goes.
+//! TCP between two network namespaces: by the kernel's veth, by two ports of `ringlet eth`, by two devices on its bridge, by a port of each of two
+//! networks between which frames go by UDP over veth, or by UDP over veth as ETHOS had it: a stream, and a round trip, of plain sockets. All in this
+//! process, whose threads are in namespaces of their own: with it everything goes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
