@@ -228,15 +228,10 @@ impl Bridge {
                 Ok((index, about)) => return self.put(index, about, user, socket),
                 Err(error) => refused(format!("{error:#}")),
             },
-            Ask::Next(before) => {
-                // (Of one that has just been deleted there is none.)
-                let next = (0..self.devices.len())
-                    .filter(|at| self.devices[*at].number > before)
-                    .collect::<Vec<_>>();
-                next.into_iter()
-                    .find_map(|at| self.state(at).ok())
-                    .map_or(Answer::Done, Answer::State)
-            }
+            Ask::Next(before) => match self.next_state(before) {
+                Ok(state) => state.map_or(Answer::Done, Answer::State),
+                Err(error) => refused(format!("{error:#}")),
+            },
             Ask::Detach(number) => {
                 let found = self.devices.iter().find(|device| device.number == number);
                 match found.map(|device| device.user == user && !meet::is_vague(user)) {
@@ -391,13 +386,30 @@ impl Bridge {
         kernel::send(&self.raw, self.uplink, &frame);
     }
 
-    fn state(&mut self, at: usize) -> Result<State> {
+    /// Of the device whose number is the next one. (Of one that has just been deleted there is none.)
+    fn next_state(&mut self, before: u64) -> Result<Option<State>> {
+        for at in 0..self.devices.len() {
+            if self.devices[at].number > before
+                && let Some(state) = self.state(at)?
+            {
+                return Ok(Some(state));
+            }
+        }
+        Ok(None)
+    }
+
+    fn state(&mut self, at: usize) -> Result<Option<State>> {
         if self.drops.0.is_none_or(|when| when.elapsed() > COUNTS_HOLD) {
-            self.drops = (Some(Instant::now()), kernel::drops()?);
+            // (Rules that can't be asked for hide no device: what was counted before stands.)
+            let counted = kernel::drops().unwrap_or_else(|_| std::mem::take(&mut self.drops.1));
+            self.drops = (Some(Instant::now()), counted);
         }
         let device = &self.devices[at];
         let drops = self.drops.1.get(&device.number).copied().unwrap_or_default();
-        let stats = self.kernel.stats(device.number)?;
+        let stats = match self.kernel.stats(device.number) {
+            Err(_) if !self.kernel.is_there(device.index) => return Ok(None),
+            stats => stats?,
+        };
         let mut totals = Totals::of([].iter());
         totals.sent = stats.rx_packets.saturating_sub(drops.source + drops.storm);
         totals.sent_bytes = stats.rx_bytes;
@@ -408,7 +420,8 @@ impl Bridge {
             says.into_iter().for_each(|(_, says)| _ = totals.dropped.insert((*says).into(), count));
         }
         let others = self.devices.len() - 1 + self.holder.others();
-        Ok(State { about: device.about.clone(), peers: Vec::new(), totals, bridged: Some(others) })
+        let (about, peers) = (device.about.clone(), Vec::new());
+        Ok(Some(State { about, peers, totals, bridged: Some(others) }))
     }
 
     /// No device is there behind it.

@@ -218,6 +218,35 @@ def bridged_storms(ground):
     require(state["totals"]["dropped"][STORM] >= 1500 - most, f"a storm: {dropped(state)}")
 
 
+@scene
+def bridged_uncounted(ground):
+    """Where `nft` fails, no device comes, and those that are there are shown, and keep their network."""
+    folder = pathlib.Path(ground.directory) / "bin"
+    folder.mkdir()
+    nft = folder / "nft"
+    nft.symlink_to(shutil.which("nft"))
+    network = ground.network()
+    bridge = ground.bridge(network, "env", f"PATH={folder}")
+    one, other = ground.host(network, 1), ground.host(network, 2)
+    shout(one, BROADCAST, other.mac, 100)
+    require(one.dropped(SOURCE) == 100, f"refused: {dropped(one.state())}")
+    nft.unlink()
+    shown = ground.must("ls")
+    require(len(re.findall("vnet0", shown)) == 2, shown)
+    time.sleep(1)
+    require(one.dropped(SOURCE) == 100, f"what was counted before: {dropped(one.state())}")
+    third = Host(ground, ground.namespace(), network, 3, ())
+    third.start_port()
+    require(third.port.wait(LIMIT_SECONDS) == 1 and "nft" in third.port.tail(), third.port.tail())
+    require("vnet0" not in third.run("ip", "link"), "a device that was refused")
+    status, said = ground.eth("delete", network)
+    require(status != 0 and "2 ports" in said and bridge.poll() is None, f"{status}, {said}, {bridge.tail()}")
+    one.ping(other.ip)
+    nft.symlink_to(shutil.which("nft"))
+    third.up()
+    third.ping(one.ip)
+
+
 def left(ground, network):
     folder = pathlib.Path(ground.networks) / network
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".port")

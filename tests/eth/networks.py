@@ -54,8 +54,8 @@ class Ground:
             self.bridge(name)
         return name
 
-    def bridge(self, network):
-        bridge = self.start([self.command, "eth", "bridge", network])
+    def bridge(self, network, *before):
+        bridge = self.start([*before, self.command, "eth", "bridge", network])
         wait_until(lambda: "ready" in bridge.tail() or bridge.poll() is not None, LIMIT_SECONDS, "a bridge")
         require(bridge.poll() is None, bridge.tail())
         return bridge
