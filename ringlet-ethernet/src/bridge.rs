@@ -247,12 +247,16 @@ impl Bridge {
                     }
                 }
             }
-            Ask::End if may_end(user) => {
-                let _ = say(&socket, &Answer::Ending, &[]);
-                self.ending.push(socket);
-                let _ = self.asked.send(End::Asked);
-                return;
-            }
+            // (It is decided here, where devices come: none comes behind it.)
+            Ask::End if may_end(user) => match self.room.check_unused(1, self.devices.len()) {
+                Ok(()) => {
+                    let _ = say(&socket, &Answer::Ending, &[]);
+                    self.ending.push(socket);
+                    let _ = self.asked.send(End::Asked);
+                    return;
+                }
+                Err(error) => refused(format!("{error:#}")),
+            },
             Ask::End => refused("only its user, or root, ends a bridge".into()),
             _ => refused("it is a bridge, and no port".into()),
         };
@@ -267,6 +271,7 @@ impl Bridge {
         mut came: Received,
         socket: &Guarded,
     ) -> Result<(u32, About)> {
+        ensure!(self.ending.is_empty(), "the bridge is about to end");
         check_name(&device.name)?;
         ensure!(device.mac.is_station(), "{} is no device's address", device.mac);
         ensure!((MTU_LEAST..=MTU_MOST).contains(&device.mtu), "an MTU of {}", device.mtu);

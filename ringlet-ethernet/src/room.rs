@@ -180,46 +180,35 @@ impl Room {
         made.inspect_err(|_| _ = fs::remove_dir_all(&new)).with_context(says)
     }
 
-    /// Ends the network's bridge, if nobody has need of it.
-    fn end_bridge(&self) -> Result<()> {
-        if self.bury(BRIDGE) {
-            return Ok(());
-        }
-        let mut devices = 0;
-        self.devices(|_, _| {
-            devices += 1;
-            true
-        })?;
-        // (One is its own.)
-        let others = devices + self.ports()?.len().saturating_sub(1);
+    /// Nobody has need of it: no port, but so many of a bridge's own, no device on that, and nobody who spans hosts.
+    pub(crate) fn check_unused(&self, own: usize, devices: usize) -> Result<()> {
+        ensure!(
+            self.bury(SPAN),
+            "it spans hosts, by a process that is to end first (`ringlet eth way` shows it)"
+        );
+        let others = self.ports()?.len().saturating_sub(own) + devices;
         ensure!(others == 0, "it has {others} ports: `ringlet eth down` ends each");
-        self.end(BRIDGE)
+        Ok(())
     }
 
-    /// Removes a network without ports, and ends its bridge.
+    /// Removes a network without ports, and ends its bridge, which itself says whether somebody has need of it.
     pub fn delete(base: &Path, name: &str) -> Result<()> {
         let directory = place(base, name)?;
         let is_empty = |directory: &Path| -> Result<()> {
             let room = in_directory(directory);
-            let there = match room.ports() {
-                Err(_) if !directory.exists() => bail!(none(base, name)),
-                ports => ports?.len(),
-            };
-            ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
-            ensure!(room.bury(BRIDGE), "network {name:?} has a bridge that has just come");
-            ensure!(
-                room.bury(SPAN),
-                "network {name:?} spans hosts, by a process that is to end first (`ringlet eth way {name}`)"
-            );
-            Ok(())
+            ensure!(room.bury(BRIDGE), "it has a bridge that has just come");
+            room.check_unused(0, 0)
         };
-        in_directory(&directory).end_bridge().with_context(|| format!("network {name:?}"))?;
-        is_empty(&directory)?;
+        let room = in_directory(&directory);
+        let ended = if room.bury(BRIDGE) { Ok(()) } else { room.end(BRIDGE) };
+        ended.and_then(|()| is_empty(&directory)).with_context(|| {
+            if directory.exists() { format!("network {name:?}") } else { none(base, name) }
+        })?;
         // (Taken away first: who comes from now on finds none, and who has come meanwhile is seen.)
         let gone = aside(base, name)?;
         let says = || format!("{} can't be removed", directory.display());
         renameat_with(CWD, &directory, CWD, &gone, RenameFlags::NOREPLACE).with_context(says)?;
-        is_empty(&gone).inspect_err(|_| {
+        is_empty(&gone).with_context(|| format!("network {name:?}")).inspect_err(|_| {
             let _ = renameat_with(CWD, &gone, CWD, &directory, RenameFlags::NOREPLACE);
         })?;
         match fs::remove_dir_all(&gone) {

@@ -168,6 +168,33 @@ for _ in range(int(sys.argv[3])):
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 
 
+@scene
+def bridged_kept(ground):
+    """A network that has need of its bridge, and so is not removed, has it still."""
+    network = ground.network()
+    bridge = ground.bridge(network)
+
+    def is_kept(why):
+        status, said = ground.eth("delete", network)
+        require(status != 0 and why in said, f"{status}, {said}")
+        time.sleep(0.5)
+        require(bridge.poll() is None, f"{why}: {bridge.tail()}")
+
+    span = ground.start([ground.command, "eth", "span", network, "--peer", "127.0.0.2", "--listen", "127.0.0.1"])
+    wait_until(lambda: "ready" in span.tail() or span.poll() is not None, LIMIT_SECONDS, "who spans hosts")
+    require(span.poll() is None, span.tail())
+    is_kept("spans hosts")
+    span.stop()
+    tap = ground.host(network, 1, "--tap")
+    is_kept("1 ports")
+    tap.port.stop()
+    one = ground.host(network, 2)
+    is_kept("1 ports")
+    one.port.stop()
+    ground.must("delete", network)
+    require(bridge.wait(LIMIT_SECONDS) == 0, bridge.tail())
+
+
 def shout(host, to, source, count):
     host.run(sys.executable, "-c", SHOUT, to, source, count)
 
