@@ -43,8 +43,8 @@ const ANNOUNCE: Duration = Duration::from_secs(60);
 const ANNOUNCE_LEAST: Duration = Duration::from_secs(1);
 /// Of what the kernel tells.
 const TOLD_AT_ONCE: u32 = 1024;
-/// What the rules have counted holds for as long.
-const COUNTS_HOLD: Duration = Duration::from_millis(100);
+/// What the rules have counted holds for so many times what it took to ask for it, which is long where there are many devices.
+const COUNTS_HOLD: u32 = 5;
 
 /// A device on the bridge.
 struct Device {
@@ -69,6 +69,7 @@ struct Bridge {
     raw: OwnedFd,
     announce: Instant,
     announced: Instant,
+    /// What was counted, and until when that holds.
     drops: (Option<Instant>, HashMap<u64, Drops>),
     /// Who asked us to end, and waits for it.
     ending: Vec<Guarded>,
@@ -404,10 +405,11 @@ impl Bridge {
     }
 
     fn state(&mut self, at: usize) -> Result<Option<State>> {
-        if self.drops.0.is_none_or(|when| when.elapsed() > COUNTS_HOLD) {
+        let now = Instant::now();
+        if self.drops.0.is_none_or(|until| now >= until) {
             // (Rules that can't be asked for hide no device: what was counted before stands.)
             let counted = kernel::drops().unwrap_or_else(|_| std::mem::take(&mut self.drops.1));
-            self.drops = (Some(Instant::now()), counted);
+            self.drops = (Some(Instant::now() + now.elapsed() * COUNTS_HOLD), counted);
         }
         let device = &self.devices[at];
         let drops = self.drops.1.get(&device.number).copied().unwrap_or_default();
