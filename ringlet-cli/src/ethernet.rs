@@ -63,7 +63,8 @@ enum EthCommand {
     ///
     /// While it is there `up` makes a veth device on it, whose frames to others on it do not leave the kernel; the bridge itself is one port of the
     /// network, by which they reach guests, programs, other hosts and TAP devices. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and the command
-    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background.
+    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background. Who may make a device on it may
+    /// delete others', and the bridge: have none where containers with CAP_NET_ADMIN must not.
     Bridge(BridgeArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {

@@ -299,7 +299,7 @@ impl Bridge {
             let joined = self.kernel.join(index, device.mac, number);
             joined.map(|()| index).inspect_err(|_| {
                 self.kernel.remove(index);
-                self.kernel.forget(number);
+                self.kernel.forget(index, device.mac, number);
             })
         });
         let index = made.inspect_err(|_| self.holder.let_go(number))?;
@@ -331,7 +331,7 @@ impl Bridge {
         let at = self.devices.iter().position(|device| device.number == number)?;
         let device = self.devices.remove(at);
         self.kernel.remove(device.index);
-        self.kernel.forget(number);
+        self.kernel.forget(device.index, device.about.mac, number);
         self.holder.let_go(number);
         Some(device)
     }

@@ -231,6 +231,59 @@ def bridged_addresses(ground):
     twin.ping(other.ip)
 
 
+INTRUDE = """
+import os, socket, struct, sys
+def attribute(kind, value):
+    return struct.pack("HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+def ask(what, flags, *rest):
+    route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    route.bind((0, 0))
+    route.settimeout(10)
+    body = b"".join(rest)
+    route.send(struct.pack("IHHII", 16 + len(body), what, flags | 5, 1, 0) + body)
+    said = route.recv(1 << 16)
+    kind, error = struct.unpack_from("H", said, 4)[0], struct.unpack_from("i", said, 16)[0]
+    if kind == 2 and error:
+        sys.exit(f"{what}: {os.strerror(-error)}")
+    return said
+HEAD = struct.pack("BxHiII", 0, 0, 0, 1, 1)
+number = int(sys.argv[1])
+there = attribute(46, struct.pack("i", number))
+(bridge,) = struct.unpack_from("i", ask(18, 0, HEAD, there, attribute(3, b"bridge\\0")), 20)
+here = attribute(19, struct.pack("I", os.getpid()))
+veth = attribute(1, b"veth\\0") + attribute(2, attribute(1, bytes(16) + attribute(3, b"mine\\0") + here))
+ask(16, 0x600, HEAD, there, attribute(3, b"evil\\0"), attribute(10, struct.pack("I", bridge)), attribute(18, veth))
+ear = attribute(1, b"macvlan\\0") + attribute(2, attribute(1, struct.pack("I", 8)))
+ask(16, 0x600, HEAD, attribute(3, b"ear\\0"), attribute(5, struct.pack("I", bridge)), attribute(37, struct.pack("i", number)), attribute(18, ear))
+"""
+
+
+@scene
+def bridged_intruders(ground):
+    """Who makes devices in the bridge's namespace by way of his own device's other end hears nothing by them, and sends nothing."""
+    _network, _bridge, (one, other, third) = bridged(ground, 3)
+    one.ping(other.ip)
+    (number,) = re.findall(r"link-netnsid (\d+)", third.run("ip", "link", "show", "vnet0"))
+    third.run(sys.executable, "-c", INTRUDE, number)
+
+    def received(device):
+        return int(third.run("cat", f"/sys/class/net/{device}/statistics/rx_packets"))
+
+    for device in "mine", "ear":
+        third.run("sysctl", "-qw", f"net.ipv6.conf.{device}.disable_ipv6=1")
+        third.run("ip", "link", "set", device, "up")
+    before = {device: received(device) for device in ("mine", "ear")}
+    heard = other.state()["totals"]["received"]
+    for device in "mine", "ear":
+        for to in (other.mac, BROADCAST):
+            third.run(sys.executable, "-c", SHOUT.replace("vnet0", device), to, one.mac, 100)
+    require(other.state()["totals"]["received"] < heard + 100, "what comes by a stranger's device")
+    shout(one, BROADCAST, one.mac, 100)
+    one.ping(other.ip)
+    for device, count in before.items():
+        require(received(device) == count, f"{device} has heard {received(device) - count} frames")
+
+
 @scene
 def bridged_storms(ground):
     """Of what a device sends to all, no more is taken than the network's rule says; what is for one is not touched by that."""

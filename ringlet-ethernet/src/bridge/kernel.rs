@@ -2,6 +2,9 @@
 //!
 //! The bridge learns nothing: each device has the one address with which it came, which is entered for it, so that no frame for it goes anywhere else.
 //! What is for nobody here goes to the uplink alone. Rules at each device's end see to its address, and to how much it sends to all; they count too.
+//!
+//! KERNEL: who has CAP_NET_ADMIN where a device is may make devices here as well, by the number that the kernel has there for the namespace of its other
+//! end (IFLA_TARGET_NETNSID). So rules of the bridge's own pass nothing from or to what we have not put on it, nor from or to the bridge itself.
 
 use std::collections::HashMap;
 use std::fs;
@@ -34,6 +37,8 @@ use crate::wire::Device;
 /// The bridge, and the TAP device that is its port of the network.
 const BRIDGE: &str = "bridge";
 pub const UPLINK: &str = "uplink";
+/// Of rules: what the bridge passes.
+const TABLE: &str = "passed";
 /// Longer packets than any device's: a tag, or two, is on top of them.
 const MTU: u32 = 65_535;
 /// Frames for the groups of link-local protocols pass as others do, but for pauses, which no bridge may pass.
@@ -89,13 +94,29 @@ impl Kernel {
             .ask(NewLink(bridge), NLM_F_CREATE | NLM_F_EXCL)
             .context("this kernel has no bridge (`modprobe bridge`)")?;
         kernel.bridge = kernel.look(BRIDGE)?.0;
-        nft("").context("the command `nft` (package nftables) says what a device may send")?;
+        nft(&format!(
+            "table bridge {TABLE} {{
+                set ports {{ type iface_index; }}
+                set senders {{ type iface_index . ether_addr; }}
+                chain forward {{
+                    type filter hook forward priority 0; policy drop;
+                    oif @ports iif . ether saddr @senders accept
+                }}
+                chain input {{ type filter hook input priority 0; policy drop; }}
+                chain output {{ type filter hook output priority 0; policy drop; }}
+            }}"
+        ))
+        .context("the command `nft` (package nftables) says what a device may send")?;
         Ok(kernel)
     }
 
     /// The TAP device of this name, made by this process, is the way to whoever is not on the bridge.
     pub fn uplink(&self) -> Result<u32> {
         let index = self.look(UPLINK)?.0;
+        nft(&format!(
+            "add element bridge {TABLE} ports {{ {index} }}
+            add rule bridge {TABLE} forward iif {index} oif @ports accept"
+        ))?;
         self.enslave(index, true)?;
         Ok(index)
     }
@@ -145,7 +166,9 @@ impl Kernel {
                     ether saddr != {mac} counter name source drop
                     {storm}
                 }}
-            }}"
+            }}
+            add element bridge {TABLE} ports {{ {index} }}
+            add element bridge {TABLE} senders {{ {index} . {mac} }}"
         ))?;
         self.enslave(index, false)?;
         let mut entry = NeighbourMessage::default();
@@ -199,8 +222,13 @@ impl Kernel {
     }
 
     /// Nor what it may send.
-    pub fn forget(&self, number: u64) {
-        let _ = nft(&format!("delete table netdev {}", end(number)));
+    pub fn forget(&self, index: u32, mac: Mac, number: u64) {
+        let _ = nft(&format!(
+            "delete element bridge {TABLE} senders {{ {index} . {mac} }}
+            delete element bridge {TABLE} ports {{ {index} }}
+            delete table netdev {}",
+            end(number)
+        ));
     }
 
     /// The bridge, and with it the ways between all devices.
