@@ -419,7 +419,7 @@ impl Bridge {
         };
         let mut totals = Totals::of([].iter());
         totals.sent = stats.rx_packets.saturating_sub(drops.source + drops.storm);
-        totals.sent_bytes = stats.rx_bytes;
+        totals.sent_bytes = stats.rx_bytes.saturating_sub(drops.bytes);
         totals.received = stats.tx_packets;
         totals.received_bytes = stats.tx_bytes;
         for (why, count) in [(Dropped::Source, drops.source), (Dropped::Storm, drops.storm)] {

@@ -203,11 +203,13 @@ def shout(host, to, source, count):
 def bridged_addresses(ground):
     """A device sends from its own address only; no port gets a frame by sending from another's, on the bridge or beside it."""
     network, bridge, (one, other, third) = bridged(ground, 3, "--addresses", "locked")
-    before = other.state()["totals"]["received"]
+    before, bytes_before = other.state()["totals"]["received"], third.state()["totals"]["sent_bytes"]
     for source in (other.mac, "02:00:00:00:00:77", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
         shout(third, other.mac, source, 100)
         shout(third, BROADCAST, source, 100)
     wait_until(lambda: third.dropped(SOURCE) == 800, LIMIT_SECONDS, "frames from others' addresses to be counted")
+    sent = third.state()["totals"]["sent_bytes"] - bytes_before
+    require(0 <= sent < 5000, f"{sent} bytes, with 48,000 that were refused")
     require(other.state()["totals"]["received"] < before + 100, "a frame from another's address came")
     one.ping(other.ip)
     # A port beside the bridge, which does what none does.

@@ -31,7 +31,7 @@ use ringlet_linux::{apart, meet};
 use ringlet_messages::guarded::Guarded;
 use serde::Deserialize;
 
-use crate::frame::Mac;
+use crate::frame::{ETHERNET_BYTES, Mac};
 use crate::wire::Device;
 
 /// The bridge, and the TAP device that is its port of the network.
@@ -54,6 +54,8 @@ const BURST_LEAST: u64 = 8;
 pub struct Drops {
     pub source: u64,
     pub storm: u64,
+    /// Of both, as the device has counted them.
+    pub bytes: u64,
 }
 
 pub struct Kernel {
@@ -379,6 +381,8 @@ struct Counter {
     table: String,
     name: String,
     packets: u64,
+    /// KERNEL: without the Ethernet header, behind which a frame is where these rules see it.
+    bytes: u64,
 }
 
 /// What was dropped, by the devices' numbers.
@@ -387,9 +391,10 @@ pub fn drops() -> Result<HashMap<u64, Drops>> {
     let listed: Listed = serde_json::from_slice(&said)?;
     let mut drops = HashMap::<u64, Drops>::new();
     for value in listed.nftables.into_iter().filter_map(|mut each| each.remove("counter")) {
-        let Counter { table, name, packets } = serde_json::from_value(value)?;
+        let Counter { table, name, packets, bytes } = serde_json::from_value(value)?;
         let number = table.strip_prefix('p').and_then(|number| number.parse().ok());
         let of = drops.entry(number.context("a table of somebody else's")?).or_default();
+        of.bytes += bytes + packets * ETHERNET_BYTES as u64;
         match &*name {
             "source" => of.source = packets,
             _ => of.storm = packets,
