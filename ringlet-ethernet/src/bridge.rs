@@ -422,7 +422,13 @@ impl Bridge {
         totals.sent_bytes = stats.rx_bytes.saturating_sub(drops.bytes);
         totals.received = stats.tx_packets;
         totals.received_bytes = stats.tx_bytes;
-        for (why, count) in [(Dropped::Source, drops.source), (Dropped::Storm, drops.storm)] {
+        let dropped = [
+            (Dropped::Source, drops.source),
+            (Dropped::Storm, drops.storm),
+            // (What is longer than the device's MTU, for one.)
+            (Dropped::Kernel, stats.tx_dropped),
+        ];
+        for (why, count) in dropped {
             let says = Dropped::ALL.iter().find(|(of, _)| *of == why);
             says.into_iter().for_each(|(_, says)| _ = totals.dropped.insert((*says).into(), count));
         }

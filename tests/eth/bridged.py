@@ -21,6 +21,7 @@ from ports import GUEST_IP, back_end, front_end
 
 BRIDGED = {}
 STORM = "too many to all ports"
+KERNEL = "refused by the kernel"
 
 
 def scene(function):
@@ -347,6 +348,21 @@ def bridged_slow_counts(ground):
     shown = ground.must("ls")
     require(len(re.findall("vnet0", shown)) == 4, shown)
     require(len(asked.read_text()) <= 1, f"nft was asked {len(asked.read_text())} times")
+
+
+@scene
+def bridged_lengths(ground):
+    """What is longer than the MTU of the device for which it is comes not, and is counted there."""
+    network = ground.network()
+    ground.bridge(network)
+    one, other = ground.host(network, 1, "--mtu", "9000"), ground.host(network, 2, "--mtu", "1500")
+    one.await_carrier(True)
+    one.ping(other.ip, "-s", 1400)
+    before = other.dropped(KERNEL)
+    can("ip", "netns", "exec", one.namespace, "ping", "-c", "3", "-i", "0.01", "-W", "1", "-M", "do", "-s", "5000", other.ip)
+    require(other.dropped(KERNEL) == before + 3, f"frames that are too long: {dropped(other.state())}")
+    require(not dropped(one.state()), f"where nothing was: {dropped(one.state())}")
+    one.ping(other.ip)
 
 
 def left(ground, network):
