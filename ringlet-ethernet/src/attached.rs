@@ -8,19 +8,16 @@ use anyhow::{Context, Result, bail, ensure};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
-use ringlet_linux::sys::Errno;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::bridge::is_trusted_with;
 use crate::device::{End, Settings, check_name, mtu_of};
 use crate::frame::Mac;
-use crate::room::{BRIDGE, Room};
+use crate::room::Room;
 use crate::wire::{Answer, Ask, Device, hear, hello, say};
 
 /// For the bridge, to which others may have come first.
 const PATIENCE: Duration = Duration::from_secs(20);
-const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// Has a device until somebody says `End`.
 pub fn up(
@@ -36,15 +33,7 @@ pub fn up(
     let kernel = Socket::new(NETLINK_ROUTE)?;
     kernel.set_non_blocking(true)?;
     let until = Instant::now() + PATIENCE;
-    let socket = loop {
-        match room.connect(BRIDGE) {
-            Ok(socket) => break socket,
-            // (Others wait there as well.)
-            Err(Errno::EAGAIN) if Instant::now() < until => std::thread::sleep(TRY_AGAIN),
-            Err(error) => bail!("no bridge listens there: {error:?}"),
-        }
-    };
-    ensure!(is_trusted_with(room, &socket), "the bridge is of a user who is not trusted with it");
+    let socket = room.bridge(until)?.context("the network's bridge has just ended")?;
     say(&socket, &hello(Ask::Attach(device)), &[kernel.as_raw_fd()])?;
     match next(&socket, Some(until)).context("the bridge does not answer")? {
         Answer::Done => {}

@@ -39,7 +39,7 @@ const SUFFIX: &str = ".port";
 /// Who makes or removes a network takes less.
 const LEFT: Duration = Duration::from_secs(60);
 /// For an answer of somebody who looks only.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// For those of other users' who say nothing, where all of ours and root's have answered.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(3);
 
@@ -321,13 +321,28 @@ impl Room {
 
     /// A connection to a port; no descriptors come by it unless they are asked for.
     pub fn connect(&self, id: u64) -> Result<Guarded, Errno> {
-        let mut path = self.path(id).as_os_str().as_bytes().to_vec();
-        path.push(0);
-        let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
-        let socket = meet::guard_channel(meet::look_at_path(path)?)?;
-        // SAFETY: made just now, ours alone.
-        #[allow(unsafe_code)]
-        Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+        connect(&self.path(id))
+    }
+
+    /// A connection to the network's bridge, if there is one of somebody who is trusted with it. (Who may enter the directory may have put there what
+    /// takes no connection, or a link to what says nothing: nothing is said to those.)
+    pub(crate) fn bridge(&self, until: Instant) -> Result<Option<Guarded>> {
+        let Ok(found) = itself(&self.path(BRIDGE), OFlags::PATH) else { return Ok(None) };
+        let found = File::from(found);
+        let is_trusted_with = |user| is_trusted(user) || self.is_owner(user);
+        let meta = found.metadata()?;
+        if !meta.file_type().is_socket() || !is_trusted_with(meta.uid()) {
+            return Ok(None);
+        }
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        match connect_until(Path::new(&path), until) {
+            Ok(socket) => {
+                let who = meet::credentials(socket.as_raw_fd());
+                Ok(Some(socket).filter(|_| who.is_ok_and(|who| is_trusted_with(who.uid))))
+            }
+            Err(Errno::EAGAIN) => bail!("the network's bridge does not answer"),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Is a port's socket this user's?
@@ -363,19 +378,23 @@ impl Room {
 
     /// Asks a port, and waits for its answer.
     pub(crate) fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
-        let began = Instant::now();
-        let socket = loop {
-            match self.connect(id) {
-                Ok(socket) => break socket,
-                // (Many wait there.)
-                Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
-                    std::thread::sleep(PATIENCE / 1000);
-                }
-                Err(error) => bail!("no port listens there: {error:?}"),
-            }
+        self.ask_until(id, ask, Instant::now() + PATIENCE)
+    }
+
+    pub(crate) fn ask_until(&self, id: u64, ask: Ask, until: Instant) -> Result<(Guarded, Answer)> {
+        let socket = if id == BRIDGE {
+            self.bridge(until)?.with_context(|| {
+                format!(
+                    "{} is no bridge of root's, of this user's or of the network's owner's",
+                    self.path(id).display()
+                )
+            })?
+        } else {
+            connect_until(&self.path(id), until)
+                .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?
         };
         say(&socket, &hello(ask), &[])?;
-        let until = Instant::now() + patience(&[&socket]);
+        let until = until.min(Instant::now() + patience(&[&socket]));
         loop {
             if let Some((answer, _)) = hear(&socket)? {
                 return Ok((socket, answer));
@@ -419,11 +438,12 @@ impl Room {
     /// Asks the network's bridge, if it has one, for each device on it, as `states` asks ports.
     pub fn devices(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
         let mut before = 0;
+        let until = Instant::now() + PATIENCE;
+        if self.bury(BRIDGE) || self.bridge(until)?.is_none() {
+            return Ok(());
+        }
         for _ in 0..=PORTS_MOST {
-            if before == 0 && self.bury(BRIDGE) {
-                break;
-            }
-            match self.ask(BRIDGE, Ask::Next(before))? {
+            match self.ask_until(BRIDGE, Ask::Next(before), until)? {
                 (socket, Answer::State(state)) if state.about.id > before => {
                     before = state.about.id;
                     if !each(state, &socket) {
@@ -476,6 +496,28 @@ pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> Option<u8> {
         return says_so.then(|| u8::from(!is_its_process()));
     }
     is_its_process().then_some(2)
+}
+
+fn connect(path: &Path) -> Result<Guarded, Errno> {
+    let mut path = path.as_os_str().as_bytes().to_vec();
+    path.push(0);
+    let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
+    let socket = meet::guard_channel(meet::look_at_path(path)?)?;
+    // SAFETY: made just now, ours alone.
+    #[allow(unsafe_code)]
+    Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+}
+
+/// (Many may wait there.)
+fn connect_until(path: &Path, until: Instant) -> Result<Guarded, Errno> {
+    loop {
+        match connect(path) {
+            Err(Errno::EAGAIN) if Instant::now() < until => {
+                std::thread::sleep(PATIENCE / 1000);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// How long these are waited for.

@@ -371,36 +371,74 @@ def bridged_unit(ground):
 
 
 SQUAT = """
-import os, socket, time
-os.setgid({user})
-os.setuid({user})
+import json, os, socket, sys, time
+path, user, way = sys.argv[1:]
+os.setgid(int(user))
+os.setuid(int(user))
 squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-squatter.bind('{path}')
-squatter.listen()
+squatter.bind(path)
+squatter.listen(0)
+comers = []
+try:
+    while way == 'full':
+        comers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        comers[-1].setblocking(False)
+        comers[-1].connect(path)
+except BlockingIOError:
+    pass
 print('there', flush=True)
+while way == 'invents':
+    state = json.loads(sys.stdin.readline())
+    while True:
+        comer = squatter.accept()[0]
+        print('somebody has come', flush=True)
+        came = json.loads(comer.recv(1 << 16) or 'null')
+        if came and 'Next' in came['ask']:
+            state['about'] |= {'id': f"{came['ask']['Next'] + 1:016x}", 'name': 'invented'}
+            comer.send(json.dumps({'State': state | {'bridged': 1}}).encode())
 time.sleep(1000)
 """
 
 
 @scene
 def bridged_squatters(ground):
-    """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody waits."""
-    network = ground.network("--group", NOBODY)
+    """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody looks at, or waits for, such a one."""
+    network, other = ground.network("--group", NOBODY), ground.network()
+    beside = ground.host(other, 9)
+    state = json.dumps(beside.state())
     path = pathlib.Path(ground.networks) / network / "0000000000000001.port"
-    squat = SQUAT.format(user=NOBODY, path=path)
     os.chmod(ground.directory, 0o755)
-    squatter = ground.start([sys.executable, "-c", squat])
-    require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
-    one = Host(ground, ground.namespace(), network, 1, ())
-    one.start_port()
-    wait_until(lambda: "ready" in one.port.tail() or one.port.poll() is not None, LIMIT_SECONDS, "a device")
-    require("ready" in one.port.tail() and "@if" not in one.run("ip", "link", "show", "vnet0"), one.port.tail())
-    # Nor is a link to a port.
-    squatter.kill()
+
+    def costs_nothing():
+        host = Host(ground, ground.namespace(), network, 1, ())
+        for _ in range(2):
+            host.up()
+            require("@if" not in host.run("ip", "link", "show", "vnet0"), "a device on what is no bridge")
+            shown = ground.must("ls")
+            require("vnet0" in shown and "invented" not in shown and "does not answer" not in shown, shown)
+            require(beside.state()["totals"] is not None, "another network's device is not found")
+            ground.must("down", "vnet0", within=host.namespace)
+            require(host.port.wait(LIMIT_SECONDS) == 0, host.port.tail())
+
+    for way in "invents", "full", "is silent":
+        squatter = ground.start([sys.executable, "-c", SQUAT, path, NOBODY, way])
+        require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
+        if way == "invents":
+            squatter.write(state + "\n")
+        costs_nothing()
+        require("has come" not in squatter.tail(), f"a squatter was asked: {squatter.tail()}")
+        squatter.kill()
+        path.unlink()
+    # Nor is a link to a port, or to what never answers.
+    path.symlink_to(f"../{other}/{beside.number}.port")
+    costs_nothing()
     path.unlink()
-    path.symlink_to(f"{one.state()['about']['id']}.port")
-    other = ground.host(network, 2)
-    require("@if" not in other.run("ip", "link", "show", "vnet0"), "a device on a port")
+    silent = pathlib.Path(ground.directory) / "silent"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listens:
+        listens.bind(str(silent))
+        listens.listen()
+        path.symlink_to(silent)
+        costs_nothing()
     path.unlink()
     ground.bridge(network)
 
