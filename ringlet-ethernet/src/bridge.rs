@@ -151,15 +151,23 @@ pub fn serve(
 }
 
 impl Bridge {
-    fn keep(&mut self, seat: Seat, bell: &OwnedFd, is_over: impl Fn() -> bool) -> Result<()> {
+    fn keep(&mut self, mut seat: Seat, bell: &OwnedFd, is_over: impl Fn() -> bool) -> Result<()> {
         let watched = self.kernel.watch()?;
         let mut comers: VecDeque<Guarded> = VecDeque::new();
         let (mut looked, mut missing) = (Instant::now(), 0);
         while !is_over() {
             if looked.elapsed() >= LOOK_AGAIN {
                 looked = Instant::now();
-                missing = if seat.is_here() { 0 } else { missing + 1 };
-                ensure!(missing < LOOKS_MOST, "network {:?} was removed", self.room.name);
+                missing += 1;
+                match self.find_seat(&mut seat) {
+                    Ok(()) => missing = 0,
+                    Err(why) if missing == LOOKS_MOST => {
+                        return Err(
+                            why.context(format!("network {:?} was removed", self.room.name))
+                        );
+                    }
+                    Err(_) => {}
+                }
             }
             self.announce();
             let own: [&dyn AsFd; 3] = [&*seat.socket, bell, &watched];
@@ -203,6 +211,15 @@ impl Bridge {
                 }
             }
             self.set_carriers();
+        }
+        Ok(())
+    }
+
+    /// A network that was made again has this bridge again, as it has its ports.
+    fn find_seat(&self, seat: &mut Seat) -> Result<()> {
+        if !seat.is_here() {
+            seat.take_again(&self.room, BRIDGE)?;
+            meet::admit_descriptors(seat.socket.as_raw_fd(), true);
         }
         Ok(())
     }

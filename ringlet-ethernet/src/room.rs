@@ -305,14 +305,23 @@ impl Room {
     pub fn bury(&self, id: u64) -> bool {
         // KERNEL: a name whose socket is gone refuses everybody (ECONNREFUSED), and one of another kind says so (EPROTOTYPE) even before it
         // listens: so a port that is about to is not taken for a dead one.
+        let path = self.path(id);
         let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(self.path(id))) else {
+        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(&path)) else {
             return false;
         };
+        // (Held, so that its number is no other's.)
+        let held = itself(&path, OFlags::PATH);
+        let found = identity(&path);
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => {
-                let _ = fs::remove_file(self.path(id));
-                true
+                // (Another one may have buried it, and somebody have taken the name.)
+                let now = identity(&path);
+                let is_same = held.is_ok() && now == found;
+                if is_same {
+                    let _ = fs::remove_file(&path);
+                }
+                is_same || now.is_none()
             }
             Err(rustix::io::Errno::NOENT) => true,
             _ => false,

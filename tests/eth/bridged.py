@@ -265,6 +265,23 @@ def bridged_killed(ground):
 
 
 @scene
+def bridged_again(ground):
+    """A bridge whose socket was removed, alone or with its network, which is made again, goes on with its devices and takes new ones."""
+    network, bridge, (one, other) = bridged(ground, 2)
+    folder = pathlib.Path(ground.networks) / network
+    removes = [(folder / "0000000000000001.port").unlink, lambda: (shutil.rmtree(folder), ground.must("create", network))]
+    for number, remove in enumerate(removes, 3):
+        remove()
+        back = lambda: "0000000000000001.port" in left(ground, network)  # noqa: E731
+        wait_until(lambda: back() or bridge.poll() is not None, LIMIT_SECONDS, "the bridge to be found again")
+        require(bridge.poll() is None, bridge.tail())
+        third = ground.host(network, number)
+        require("@if" in third.run("ip", "link", "show", "vnet0"), "a device is no veth")
+        third.ping(one.ip)
+        one.ping(other.ip)
+
+
+@scene
 def bridged_wrong(ground):
     """Each wrong use gets a sentence that names the fix; strangers to a bridge get no device, and hold nobody up."""
     network, bridge, (one, other) = bridged(ground, 2)
