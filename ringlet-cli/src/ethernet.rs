@@ -1,10 +1,9 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
 use std::cell::Cell;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::room::{Rules, base, is_in};
+use ringlet_ethernet::room::{Rules, VARIABLE, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
@@ -247,24 +246,11 @@ fn create(args: &CreateArgs) -> Result<()> {
 
 /// A process that goes on when we have ended; returns when it is ready.
 fn begin_bridge(network: &str) -> Result<()> {
-    let mut bridge = Command::new(std::env::current_exe()?)
-        .args(["eth", "bridge", network])
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let (said, wrong) = (bridge.stdout.take(), bridge.stderr.take());
-    let (said, mut wrong) = said.zip(wrong).context("a pipe")?;
-    let mut line = String::new();
-    BufReader::new(said).read_line(&mut line)?;
-    if !line.starts_with("ready") {
-        let _ = bridge.wait();
-        let mut why = String::new();
-        wrong.read_to_string(&mut why)?;
-        bail!("there is no bridge: {}", table::printable(why.trim()));
-    }
-    Ok(())
+    // (It is somewhere else from now on.)
+    let base = std::path::absolute(base())?;
+    let mut bridge = Command::new(std::env::current_exe()?);
+    bridge.args(["eth", "bridge", network]).env(VARIABLE, base);
+    reflect::begin_behind(&mut bridge).context("there is no bridge")
 }
 
 fn vhost(args: VhostArgs) -> Result<()> {

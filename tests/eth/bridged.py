@@ -16,7 +16,7 @@ from far import Stream, by_udp, flows, multicasts
 from ground import can, run
 from harness import ROOT, Skipped, require, wait_until
 from hostile import NOBODY, SOURCE, VERSION, Stranger, knocking, mac
-from networks import LIMIT_SECONDS, Host, within
+from networks import LIMIT_SECONDS, NUMBERS, Host, within
 from ports import GUEST_IP, back_end, front_end
 
 BRIDGED = {}
@@ -340,8 +340,17 @@ def bridged_wrong(ground):
 @scene
 def bridged_at_once(ground):
     """`create --bridge` begins a bridge, and `delete` ends it; of devices that come while the network goes each is there, or says why not."""
-    network = ground.network("--bridge")
+    network = f"net{next(NUMBERS)}"
+    folder = pathlib.Path(ground.networks)
+    environment = {**os.environ, "RINGLET_ETHERNET": folder.name}
+    ends = os.pipe()
+    words = [ground.command, "eth", "create", network, "--bridge"]
+    subprocess.run(words, check=True, timeout=LIMIT_SECONDS, env=environment, cwd=folder.parent, pass_fds=ends)
     bridge = port_of(ground, "uplink")["about"]["pid"]
+    # It keeps nothing of who began it.
+    proc = pathlib.Path(f"/proc/{bridge}")
+    kept = [os.readlink(path) for path in (proc / "cwd", *(proc / "fd").iterdir())]
+    require(kept[0] == "/" and os.readlink(f"/proc/self/fd/{ends[0]}") not in kept, f"a bridge keeps {kept}")
     one, other = ground.host(network, 1), ground.host(network, 2)
     one.ping(other.ip)
     for host in one, other:
@@ -363,6 +372,7 @@ def bridged_at_once(ground):
         ground.must("create", network, "--bridge")
         bridge = port_of(ground, "uplink")["about"]["pid"]
     ground.must("delete", network)
+    wait_until(lambda: not lives(bridge), LIMIT_SECONDS, "the bridge to end")
 
 
 @scene
