@@ -62,7 +62,7 @@ enum EthCommand {
     ///
     /// While it is there `up` makes a veth device on it, whose frames to others on it do not leave the kernel; the bridge itself is one port of the
     /// network, by which they reach guests, programs, other hosts and TAP devices. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and the command
-    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background.
+    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background; in such a network `up` waits for the next one.
     Bridge(BridgeArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {
@@ -92,9 +92,9 @@ struct CreateArgs {
     /// From which addresses a port may send: moving (any that is not another user's), locked (any that no other port used lately), static (its own)
     #[arg(long, value_name = "POLICY", default_value = "moving", value_parser = ["moving", "locked", "static"])]
     addresses: String,
-    /// Begin a bridge for its devices (`ringlet eth bridge`) as well, in the background; `delete` ends it
-    #[arg(long)]
-    bridge: bool,
+    /// Its devices of this host are on a bridge (`ringlet eth bridge`). It begins now, in the background, and `delete` ends it; or later, as a unit
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "now", value_parser = ["now", "later"])]
+    bridge: Option<String>,
     /// Broadcast and multicast frames a second that are taken from one port, 0 for any number
     #[arg(long, value_name = "FRAMES", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(..=100_000_000))]
     storm: u64,
@@ -236,9 +236,9 @@ fn create(args: &CreateArgs) -> Result<()> {
         };
         Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
     });
-    let rules = Rules { addresses, storm: args.storm };
+    let rules = Rules { addresses, storm: args.storm, bridge: args.bridge.is_some() };
     Room::create(&base(), &args.network, rules, group.transpose()?)?;
-    if args.bridge {
+    if args.bridge.as_deref() == Some("now") {
         begin_bridge(&args.network).inspect_err(|_| _ = Room::delete(&base(), &args.network))?;
     }
     Ok(())
@@ -348,7 +348,7 @@ fn up(args: UpArgs) -> Result<()> {
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
     let room = Room::open(&base(), &network)?;
     let is_tap = tap || persists || queues > 1;
-    if !is_tap && bridge::is_there(&room)? {
+    if !is_tap && (room.rules.bridge || bridge::is_there(&room)?) {
         return attached::up(&settings, &room, ends()?, ready);
     }
     device::up(&settings, room, ends()?, ready, tell).map(drop)

@@ -18,6 +18,7 @@ use crate::wire::{Answer, Ask, Device, hear, hello, say};
 
 /// For the bridge, to which others may have come first.
 const PATIENCE: Duration = Duration::from_secs(20);
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// Has a device until somebody says `End`.
 pub fn up(
@@ -33,7 +34,19 @@ pub fn up(
     let kernel = Socket::new(NETLINK_ROUTE)?;
     kernel.set_non_blocking(true)?;
     let until = Instant::now() + PATIENCE;
-    let socket = room.bridge(until)?.context("the network's bridge has just ended")?;
+    let socket = loop {
+        match room.bridge(until)? {
+            Some(socket) => break socket,
+            // (It is begun again, it may be.)
+            None if room.rules.bridge && !room.is_squatted() && Instant::now() < until => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            None => bail!(
+                "network {0:?} has no bridge now: `ringlet eth bridge {0}`, or its unit, begins one; --tap makes a TAP device",
+                room.name
+            ),
+        }
+    };
     say(&socket, &hello(Ask::Attach(device)), &[kernel.as_raw_fd()])?;
     match next(&socket, Some(until)).context("the bridge does not answer")? {
         Answer::Done => {}

@@ -93,6 +93,7 @@ pub fn serve(
     ready: impl FnOnce(),
     tell: impl Fn(String) + Send + 'static,
 ) -> Result<()> {
+    room.evict();
     ensure!(room.bury(BRIDGE), "network {:?} has a bridge already, of another process", room.name);
     let seat = Seat::take(&room, BRIDGE)?;
     meet::admit_descriptors(seat.socket.as_raw_fd(), true);

@@ -58,6 +58,9 @@ pub struct Rules {
     pub addresses: Policy,
     /// Broadcast and multicast frames a second that are taken from one port; 0: any number.
     pub storm: u64,
+    /// Devices of this host are on its bridge: where that is not there, `up` waits for it.
+    #[serde(default)]
+    pub bridge: bool,
 }
 
 /// Where this process finds networks.
@@ -100,7 +103,7 @@ fn sweep(base: &Path) {
 
 /// As if it were a network's, whose rules do not matter.
 fn in_directory(directory: &Path) -> Room {
-    let rules = Rules { addresses: Policy::Static, storm: 0 };
+    let rules = Rules { addresses: Policy::Static, storm: 0, bridge: false };
     Room { name: String::new(), directory: directory.to_owned(), of: (0, 0, 0), rules }
 }
 
@@ -338,19 +341,35 @@ impl Room {
     pub(crate) fn bridge(&self, until: Instant) -> Result<Option<Guarded>> {
         let Ok(found) = itself(&self.path(BRIDGE), OFlags::PATH) else { return Ok(None) };
         let found = File::from(found);
-        let is_trusted_with = |user| is_trusted(user) || self.is_owner(user);
         let meta = found.metadata()?;
-        if !meta.file_type().is_socket() || !is_trusted_with(meta.uid()) {
+        if !meta.file_type().is_socket() || !self.trusts(meta.uid()) {
             return Ok(None);
         }
         let path = format!("/proc/self/fd/{}", found.as_raw_fd());
         match connect_until(Path::new(&path), until) {
             Ok(socket) => {
                 let who = meet::credentials(socket.as_raw_fd());
-                Ok(Some(socket).filter(|_| who.is_ok_and(|who| is_trusted_with(who.uid))))
+                Ok(Some(socket).filter(|_| who.is_ok_and(|who| self.trusts(who.uid))))
             }
             Err(Errno::EAGAIN) => bail!("the network's bridge does not answer"),
             Err(_) => Ok(None),
+        }
+    }
+
+    /// With its bridge.
+    fn trusts(&self, user: u32) -> bool {
+        is_trusted(user) || self.is_owner(user)
+    }
+
+    /// Has somebody the name of its bridge who is not trusted with that?
+    pub(crate) fn is_squatted(&self) -> bool {
+        fs::symlink_metadata(self.path(BRIDGE)).is_ok_and(|meta| !self.trusts(meta.uid()))
+    }
+
+    /// Lets its bridge have the name.
+    pub(crate) fn evict(&self) {
+        if self.is_squatted() {
+            let _ = fs::remove_file(self.path(BRIDGE));
         }
     }
 
@@ -648,7 +667,7 @@ mod tests {
     use crate::port::{Kind, Options, Port};
     use crate::wire::About;
 
-    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
+    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7, bridge: false };
 
     fn made() -> (tempfile::TempDir, Room) {
         let folder = tempfile::tempdir().unwrap();

@@ -256,7 +256,14 @@ def bridged_killed(ground):
         wait_until(lambda host=host: gone(host), LIMIT_SECONDS, "a killed bridge's devices to go")
     require("no ports" in ground.must("ls"), ground.must("ls"))
     require(not left(ground, network), f"sockets: {left(ground, network)}")
-    # Without a bridge a device is a TAP device; with the next bridge they reach each other.
+    # Where there is to be a bridge, a device comes with the next one.
+    promised = ground.network("--bridge=later")
+    early = Host(ground, ground.namespace(), promised, 1, ())
+    early.start_port()
+    ground.bridge(promised)
+    early.await_port()
+    require("@if" in early.run("ip", "link", "show", "vnet0"), "a device is no veth")
+    # Elsewhere, without a bridge, it is a TAP device; with the next bridge they reach each other.
     one.up()
     ground.bridge(network)
     other.up()
@@ -467,7 +474,16 @@ def bridged_squatters(ground):
         path.symlink_to(silent)
         costs_nothing()
     path.unlink()
+    # Where there is to be a bridge, there is no device without, and a bridge takes its name back.
+    network = ground.network("--group", NOBODY, "--bridge=later")
+    path = pathlib.Path(ground.networks) / network / path.name
+    squatter = ground.start([sys.executable, "-c", SQUAT, path, NOBODY, "is silent"])
+    require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
+    status, said = ground.eth("up", "vnet0", "--network", network, within=ground.namespace())
+    require(status == 1 and f"ringlet eth bridge {network}" in said, said)
     ground.bridge(network)
+    one, last = ground.host(network, 1), ground.host(network, 2)
+    one.ping(last.ip)
 
 
 def lives(pid):
