@@ -12,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::room::{Rules, VARIABLE, base, is_in};
+use ringlet_ethernet::room::{BRIDGE, Rules, VARIABLE, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
@@ -460,26 +460,28 @@ fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     let mut found: Option<(u8, Room, State)> = None;
     let is_sure = Cell::new(false);
-    for room in Room::all(&base())? {
-        let mut look = |state: State, socket: &Guarded| {
-            let doubts =
-                if state.about.name == device { is_in(here, &state, socket) } else { None };
-            if let Some(doubts) = doubts
-                && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
-            {
-                found = Some((doubts, room.clone(), state));
-            }
-            is_sure.set(doubts == Some(0));
-            !is_sure.get()
-        };
-        room.states(&mut look)?;
-        // (A bridge that does not answer hides no port.)
-        if !is_sure.get() {
-            let _ = room.devices(look);
+    let mut look = |room: &Room, state: State, socket: &Guarded| {
+        let doubts = if state.about.name == device { is_in(here, &state, socket) } else { None };
+        if let Some(doubts) = doubts
+            && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
+        {
+            found = Some((doubts, room.clone(), state));
         }
+        is_sure.set(doubts == Some(0));
+        !is_sure.get()
+    };
+    let mut rooms = Room::all(&base())?;
+    // (Where a bridge is, its port and it may stand still: that holds up nobody who is elsewhere.)
+    rooms.sort_by_cached_key(|room| !room.bury(BRIDGE));
+    for room in &rooms {
+        room.states(|state, socket| look(room, state, socket))?;
         if is_sure.get() {
             break;
         }
+    }
+    // (A bridge that does not answer hides no port.)
+    for room in rooms.iter().take_while(|_| !is_sure.get()) {
+        let _ = room.devices(|state, socket| look(room, state, socket));
     }
     let found = found.map(|(_, room, state)| (room, state));
     found.with_context(|| {

@@ -70,7 +70,13 @@ pub fn up(
     let why = end.recv().unwrap_or(End::Asked);
     // (The device goes, and then the connection: who waits for our end finds none.)
     let _ = rustix::net::shutdown(&**socket, rustix::net::Shutdown::Write);
-    let _ = next(&socket, Some(Instant::now() + PATIENCE));
+    let until = Instant::now() + PATIENCE;
+    let _ = next(&socket, Some(until));
+    ensure!(
+        Instant::now() < until,
+        "the network's bridge does not answer: {} is still there, and goes when the bridge does, or goes on",
+        settings.device
+    );
     match why {
         End::Asked => Ok(()),
         End::Failed(why) => bail!("{why}"),

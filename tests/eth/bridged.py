@@ -272,6 +272,25 @@ def bridged_killed(ground):
 
 
 @scene
+def bridged_stopped(ground):
+    """A bridge that stands still holds up nobody of another network; a device on it that is to end says that it could not."""
+    network, bridge, (one, other) = bridged(ground, 2)
+    beside = ground.host(ground.network(), 3)
+    bridge.send(signal.SIGSTOP)
+    try:
+        ground.must("down", "vnet0", within=beside.namespace)
+        require(beside.port.wait(LIMIT_SECONDS) == 0, beside.port.tail())
+        (listens,) = [line.split() for line in run("ss", "-xlH").splitlines() if f"{network}/0000000000000001.port" in line]
+        require(listens[2] == "0", f"a bridge of another network was asked: {listens}")
+        one.port.send(signal.SIGINT)
+        require(one.port.wait(LIMIT_SECONDS) == 1 and "vnet0 is still there" in one.port.tail(), one.port.tail())
+    finally:
+        bridge.send(signal.SIGCONT)
+    wait_until(lambda: "vnet0" not in one.run("ip", "link"), LIMIT_SECONDS, "a device to go when its bridge goes on")
+    wait_until(lambda: other.state()["bridged"] == 0, LIMIT_SECONDS, f"no others: {other.state()}")
+
+
+@scene
 def bridged_again(ground):
     """A bridge whose socket was removed, alone or with its network, which is made again, goes on with its devices and takes new ones."""
     network, bridge, (one, other) = bridged(ground, 2)
