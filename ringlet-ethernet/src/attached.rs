@@ -105,7 +105,7 @@ fn refusal(kernel: &Socket, name: &str) -> Option<String> {
     Some(match error.raw_os_error()? {
         0 => return None,
         libc::EEXIST => format!(
-            "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`)"
+            "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`); with --tap a TAP device that persists is taken over"
         ),
         libc::EPERM => "that needs CAP_NET_ADMIN, in this network namespace and the bridge's: run as root, or give it to the container (`--cap-add NET_ADMIN`); with --tap it needs that here only".into(),
         libc::EOPNOTSUPP => "this kernel has no veth (`modprobe veth`); --tap makes a TAP device".into(),

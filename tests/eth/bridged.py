@@ -320,6 +320,8 @@ def bridged_wrong(ground):
     says("bridge", "nowhere", what="ringlet eth create nowhere")
     for device in "vnet0", "lo":
         says("up", device, "--network", network, what=f"there is a device {device} here already", within=one.namespace)
+    one.run("ip", "tuntap", "add", "kept", "mode", "tap")
+    says("up", "kept", "--network", network, what="with --tap a TAP device that persists is taken over", within=one.namespace)
     says("up", "a/b", "--network", network, what="a device's name is of")
     says("up", "v", "--network", network, "--mtu", "67", what="between 68 and 65521")
     name = ground.namespace()
