@@ -1,10 +1,9 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
 use std::cell::Cell;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::room::{Rules, base, is_in};
+use ringlet_ethernet::room::{BRIDGE, Rules, VARIABLE, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
@@ -63,8 +62,8 @@ enum EthCommand {
     ///
     /// While it is there `up` makes a veth device on it, whose frames to others on it do not leave the kernel; the bridge itself is one port of the
     /// network, by which they reach guests, programs, other hosts and TAP devices. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and the command
-    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background. Who may make a device on it may
-    /// delete others', and the bridge: have none where containers with CAP_NET_ADMIN must not.
+    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background; in such a network `up` waits for the next one.
+    /// Who may make a device on it may delete others', and the bridge: have none where containers with CAP_NET_ADMIN must not.
     Bridge(BridgeArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {
@@ -94,9 +93,9 @@ struct CreateArgs {
     /// From which addresses a port may send: moving (any that is not another user's), locked (any that no other port used lately), static (its own)
     #[arg(long, value_name = "POLICY", default_value = "moving", value_parser = ["moving", "locked", "static"])]
     addresses: String,
-    /// Begin a bridge for its devices (`ringlet eth bridge`) as well, in the background; `delete` ends it
-    #[arg(long)]
-    bridge: bool,
+    /// Its devices of this host are on a bridge (`ringlet eth bridge`). It begins now, in the background, and `delete` ends it; or later, as a unit
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "now", value_parser = ["now", "later"])]
+    bridge: Option<String>,
     /// Broadcast and multicast frames a second that are taken from one port, 0 for any number
     #[arg(long, value_name = "FRAMES", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(..=100_000_000))]
     storm: u64,
@@ -238,9 +237,9 @@ fn create(args: &CreateArgs) -> Result<()> {
         };
         Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
     });
-    let rules = Rules { addresses, storm: args.storm };
+    let rules = Rules { addresses, storm: args.storm, bridge: args.bridge.is_some() };
     Room::create(&base(), &args.network, rules, group.transpose()?)?;
-    if args.bridge {
+    if args.bridge.as_deref() == Some("now") {
         begin_bridge(&args.network).inspect_err(|_| _ = Room::delete(&base(), &args.network))?;
     }
     Ok(())
@@ -248,24 +247,11 @@ fn create(args: &CreateArgs) -> Result<()> {
 
 /// A process that goes on when we have ended; returns when it is ready.
 fn begin_bridge(network: &str) -> Result<()> {
-    let mut bridge = Command::new(std::env::current_exe()?)
-        .args(["eth", "bridge", network])
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let (said, wrong) = (bridge.stdout.take(), bridge.stderr.take());
-    let (said, mut wrong) = said.zip(wrong).context("a pipe")?;
-    let mut line = String::new();
-    BufReader::new(said).read_line(&mut line)?;
-    if !line.starts_with("ready") {
-        let _ = bridge.wait();
-        let mut why = String::new();
-        wrong.read_to_string(&mut why)?;
-        bail!("there is no bridge: {}", table::printable(why.trim()));
-    }
-    Ok(())
+    // (It is somewhere else from now on.)
+    let base = std::path::absolute(base())?;
+    let mut bridge = Command::new(std::env::current_exe()?);
+    bridge.args(["eth", "bridge", network]).env(VARIABLE, base);
+    reflect::begin_behind(&mut bridge).context("there is no bridge")
 }
 
 fn vhost(args: VhostArgs) -> Result<()> {
@@ -363,7 +349,7 @@ fn up(args: UpArgs) -> Result<()> {
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
     let room = Room::open(&base(), &network)?;
     let is_tap = tap || persists || queues > 1;
-    if !is_tap && bridge::is_there(&room)? {
+    if !is_tap && (room.rules.bridge || bridge::is_there(&room)?) {
         return attached::up(&settings, &room, ends()?, ready);
     }
     device::up(&settings, room, ends()?, ready, tell).map(drop)
@@ -475,26 +461,28 @@ fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     let mut found: Option<(u8, Room, State)> = None;
     let is_sure = Cell::new(false);
-    for room in Room::all(&base())? {
-        let mut look = |state: State, socket: &Guarded| {
-            let doubts =
-                if state.about.name == device { is_in(here, &state, socket) } else { None };
-            if let Some(doubts) = doubts
-                && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
-            {
-                found = Some((doubts, room.clone(), state));
-            }
-            is_sure.set(doubts == Some(0));
-            !is_sure.get()
-        };
-        room.states(&mut look)?;
-        // (A bridge that does not answer hides no port.)
-        if !is_sure.get() {
-            let _ = room.devices(look);
+    let mut look = |room: &Room, state: State, socket: &Guarded| {
+        let doubts = if state.about.name == device { is_in(here, &state, socket) } else { None };
+        if let Some(doubts) = doubts
+            && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
+        {
+            found = Some((doubts, room.clone(), state));
         }
+        is_sure.set(doubts == Some(0));
+        !is_sure.get()
+    };
+    let mut rooms = Room::all(&base())?;
+    // (Where a bridge is, its port and it may stand still: that holds up nobody who is elsewhere.)
+    rooms.sort_by_cached_key(|room| !room.bury(BRIDGE));
+    for room in &rooms {
+        room.states(|state, socket| look(room, state, socket))?;
         if is_sure.get() {
             break;
         }
+    }
+    // (A bridge that does not answer hides no port.)
+    for room in rooms.iter().take_while(|_| !is_sure.get()) {
+        let _ = room.devices(|state, socket| look(room, state, socket));
     }
     let found = found.map(|(_, room, state)| (room, state));
     found.with_context(|| {

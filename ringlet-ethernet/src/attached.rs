@@ -8,14 +8,12 @@ use anyhow::{Context, Result, bail, ensure};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
-use ringlet_linux::sys::Errno;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::bridge::is_trusted_with;
 use crate::device::{End, Settings, check_name, mtu_of};
 use crate::frame::Mac;
-use crate::room::{BRIDGE, Room};
+use crate::room::Room;
 use crate::wire::{Answer, Ask, Device, hear, hello, say};
 
 /// For the bridge, to which others may have come first.
@@ -37,14 +35,18 @@ pub fn up(
     kernel.set_non_blocking(true)?;
     let until = Instant::now() + PATIENCE;
     let socket = loop {
-        match room.connect(BRIDGE) {
-            Ok(socket) => break socket,
-            // (Others wait there as well.)
-            Err(Errno::EAGAIN) if Instant::now() < until => std::thread::sleep(TRY_AGAIN),
-            Err(error) => bail!("no bridge listens there: {error:?}"),
+        match room.bridge(until)? {
+            Some(socket) => break socket,
+            // (It is begun again, it may be.)
+            None if room.rules.bridge && !room.is_squatted() && Instant::now() < until => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            None => bail!(
+                "network {0:?} has no bridge now: `ringlet eth bridge {0}`, or its unit, begins one; --tap makes a TAP device",
+                room.name
+            ),
         }
     };
-    ensure!(is_trusted_with(room, &socket), "the bridge is of a user who is not trusted with it");
     say(&socket, &hello(Ask::Attach(device)), &[kernel.as_raw_fd()])?;
     match next(&socket, Some(until)).context("the bridge does not answer")? {
         Answer::Done => {}
@@ -68,7 +70,13 @@ pub fn up(
     let why = end.recv().unwrap_or(End::Asked);
     // (The device goes, and then the connection: who waits for our end finds none.)
     let _ = rustix::net::shutdown(&**socket, rustix::net::Shutdown::Write);
-    let _ = next(&socket, Some(Instant::now() + PATIENCE));
+    let until = Instant::now() + PATIENCE;
+    let _ = next(&socket, Some(until));
+    ensure!(
+        Instant::now() < until,
+        "the network's bridge does not answer: {} is still there, and goes when the bridge does, or goes on",
+        settings.device
+    );
     match why {
         End::Asked => Ok(()),
         End::Failed(why) => bail!("{why}"),
@@ -97,7 +105,7 @@ fn refusal(kernel: &Socket, name: &str) -> Option<String> {
     Some(match error.raw_os_error()? {
         0 => return None,
         libc::EEXIST => format!(
-            "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`)"
+            "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`); with --tap a TAP device that persists is taken over"
         ),
         libc::EPERM => "that needs CAP_NET_ADMIN, in this network namespace and the bridge's: run as root, or give it to the container (`--cap-add NET_ADMIN`); with --tap it needs that here only".into(),
         libc::EOPNOTSUPP => "this kernel has no veth (`modprobe veth`); --tap makes a TAP device".into(),

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ringlet_linux::apart;
 use ringlet_linux::meet::{self, Received};
-use ringlet_linux::sys::Errno;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -24,7 +23,7 @@ use crate::device::{self, End, Settings, check_name};
 use crate::frame::{MTU_LEAST, MTU_MOST, Mac};
 use crate::keeper::may_end;
 use crate::port::{Holder, Kind, new_bell, ring};
-use crate::room::{BRIDGE, PORTS_MOST, Room, Seat, is_trusted};
+use crate::room::{BRIDGE, PATIENCE, PORTS_MOST, Room, Seat, is_trusted};
 use crate::wire::{self, About, Answer, Ask, Hello, State, VERSION, hear, say};
 
 mod kernel;
@@ -76,22 +75,15 @@ struct Bridge {
     asked: Sender<End>,
 }
 
-/// Has this network a bridge, of somebody who is trusted with it? (Who may enter the directory may have put anything there: a link to a port, or what
-/// does not answer.)
+/// Has this network a bridge, of somebody who is trusted with it? (A name of it may be a port's.)
 pub fn is_there(room: &Room) -> Result<bool> {
-    match room.connect(BRIDGE) {
-        Ok(socket) if !is_trusted_with(room, &socket) => return Ok(false),
-        Ok(_) | Err(Errno::EAGAIN) => {}
-        Err(_) => return Ok(false),
+    let until = Instant::now() + PATIENCE;
+    if room.bridge(until)?.is_none() {
+        return Ok(false);
     }
-    let (_, answer) = room.ask(BRIDGE, Ask::Next(u64::MAX)).context("the network's bridge")?;
+    let (_, answer) =
+        room.ask_until(BRIDGE, Ask::Next(u64::MAX), until).context("the network's bridge")?;
     Ok(answer == Answer::Done)
-}
-
-/// Is the other end root's, our own user's, or whose the network is?
-pub(crate) fn is_trusted_with(room: &Room, socket: &Guarded) -> bool {
-    meet::credentials(socket.as_raw_fd())
-        .is_ok_and(|who| is_trusted(who.uid) || room.is_owner(who.uid))
 }
 
 /// Has a bridge until somebody says `End`. It makes this thread's network namespace another one. `tell` hears what an operator may want to know.
@@ -102,6 +94,7 @@ pub fn serve(
     ready: impl FnOnce(),
     tell: impl Fn(String) + Send + 'static,
 ) -> Result<()> {
+    room.evict();
     ensure!(room.bury(BRIDGE), "network {:?} has a bridge already, of another process", room.name);
     let seat = Seat::take(&room, BRIDGE)?;
     meet::admit_descriptors(seat.socket.as_raw_fd(), true);
@@ -160,15 +153,23 @@ pub fn serve(
 }
 
 impl Bridge {
-    fn keep(&mut self, seat: Seat, bell: &OwnedFd, is_over: impl Fn() -> bool) -> Result<()> {
+    fn keep(&mut self, mut seat: Seat, bell: &OwnedFd, is_over: impl Fn() -> bool) -> Result<()> {
         let watched = self.kernel.watch()?;
         let mut comers: VecDeque<Guarded> = VecDeque::new();
         let (mut looked, mut missing) = (Instant::now(), 0);
         while !is_over() {
             if looked.elapsed() >= LOOK_AGAIN {
                 looked = Instant::now();
-                missing = if seat.is_here() { 0 } else { missing + 1 };
-                ensure!(missing < LOOKS_MOST, "network {:?} was removed", self.room.name);
+                missing += 1;
+                match self.find_seat(&mut seat) {
+                    Ok(()) => missing = 0,
+                    Err(why) if missing == LOOKS_MOST => {
+                        return Err(
+                            why.context(format!("network {:?} was removed", self.room.name))
+                        );
+                    }
+                    Err(_) => {}
+                }
             }
             self.announce();
             let own: [&dyn AsFd; 3] = [&*seat.socket, bell, &watched];
@@ -212,6 +213,15 @@ impl Bridge {
                 }
             }
             self.set_carriers();
+        }
+        Ok(())
+    }
+
+    /// A network that was made again has this bridge again, as it has its ports.
+    fn find_seat(&self, seat: &mut Seat) -> Result<()> {
+        if !seat.is_here() {
+            seat.take_again(&self.room, BRIDGE)?;
+            meet::admit_descriptors(seat.socket.as_raw_fd(), true);
         }
         Ok(())
     }

@@ -653,7 +653,8 @@ mod tests {
     }
 
     fn far(base: &std::path::Path) -> Far {
-        let rules = crate::room::Rules { addresses: crate::Policy::Locked, storm: 0 };
+        let rules =
+            crate::room::Rules { addresses: crate::Policy::Locked, storm: 0, bridge: false };
         Room::create(base, "net", rules, None).unwrap();
         let (room, host) = (Room::open(base, "net").unwrap(), host("node"));
         let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());

@@ -1145,7 +1145,8 @@ mod tests {
     fn who_gathers_frames_rings_once_for_them() {
         const FRAMES: usize = 5;
         let folder = tempfile::tempdir().unwrap();
-        let rules = crate::room::Rules { addresses: crate::Policy::Moving, storm: 0 };
+        let rules =
+            crate::room::Rules { addresses: crate::Policy::Moving, storm: 0, bridge: false };
         Room::create(folder.path(), "net", rules, None).unwrap();
         let room = Room::open(folder.path(), "net").unwrap();
         let open = |name: &str| {

@@ -39,7 +39,7 @@ const SUFFIX: &str = ".port";
 /// Who makes or removes a network takes less.
 const LEFT: Duration = Duration::from_secs(60);
 /// For an answer of somebody who looks only.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// For those of other users' who say nothing, where all of ours and root's have answered.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(3);
 
@@ -58,6 +58,9 @@ pub struct Rules {
     pub addresses: Policy,
     /// Broadcast and multicast frames a second that are taken from one port; 0: any number.
     pub storm: u64,
+    /// Devices of this host are on its bridge: where that is not there, `up` waits for it.
+    #[serde(default)]
+    pub bridge: bool,
 }
 
 /// Where this process finds networks.
@@ -100,7 +103,7 @@ fn sweep(base: &Path) {
 
 /// As if it were a network's, whose rules do not matter.
 fn in_directory(directory: &Path) -> Room {
-    let rules = Rules { addresses: Policy::Static, storm: 0 };
+    let rules = Rules { addresses: Policy::Static, storm: 0, bridge: false };
     Room { name: String::new(), directory: directory.to_owned(), of: (0, 0, 0), rules }
 }
 
@@ -294,14 +297,23 @@ impl Room {
     pub fn bury(&self, id: u64) -> bool {
         // KERNEL: a name whose socket is gone refuses everybody (ECONNREFUSED), and one of another kind says so (EPROTOTYPE) even before it
         // listens: so a port that is about to is not taken for a dead one.
+        let path = self.path(id);
         let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(self.path(id))) else {
+        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(&path)) else {
             return false;
         };
+        // (Held, so that its number is no other's.)
+        let held = itself(&path, OFlags::PATH);
+        let found = identity(&path);
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => {
-                let _ = fs::remove_file(self.path(id));
-                true
+                // (Another one may have buried it, and somebody have taken the name.)
+                let now = identity(&path);
+                let is_same = held.is_ok() && now == found;
+                if is_same {
+                    let _ = fs::remove_file(&path);
+                }
+                is_same || now.is_none()
             }
             Err(rustix::io::Errno::NOENT) => true,
             _ => false,
@@ -310,13 +322,44 @@ impl Room {
 
     /// A connection to a port; no descriptors come by it unless they are asked for.
     pub fn connect(&self, id: u64) -> Result<Guarded, Errno> {
-        let mut path = self.path(id).as_os_str().as_bytes().to_vec();
-        path.push(0);
-        let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
-        let socket = meet::guard_channel(meet::look_at_path(path)?)?;
-        // SAFETY: made just now, ours alone.
-        #[allow(unsafe_code)]
-        Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+        connect(&self.path(id))
+    }
+
+    /// A connection to the network's bridge, if there is one of somebody who is trusted with it. (Who may enter the directory may have put there what
+    /// takes no connection, or a link to what says nothing: nothing is said to those.)
+    pub(crate) fn bridge(&self, until: Instant) -> Result<Option<Guarded>> {
+        let Ok(found) = itself(&self.path(BRIDGE), OFlags::PATH) else { return Ok(None) };
+        let found = File::from(found);
+        let meta = found.metadata()?;
+        if !meta.file_type().is_socket() || !self.trusts(meta.uid()) {
+            return Ok(None);
+        }
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        match connect_until(Path::new(&path), until) {
+            Ok(socket) => {
+                let who = meet::credentials(socket.as_raw_fd());
+                Ok(Some(socket).filter(|_| who.is_ok_and(|who| self.trusts(who.uid))))
+            }
+            Err(Errno::EAGAIN) => bail!("the network's bridge does not answer"),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// With its bridge.
+    fn trusts(&self, user: u32) -> bool {
+        is_trusted(user) || self.is_owner(user)
+    }
+
+    /// Has somebody the name of its bridge who is not trusted with that?
+    pub(crate) fn is_squatted(&self) -> bool {
+        fs::symlink_metadata(self.path(BRIDGE)).is_ok_and(|meta| !self.trusts(meta.uid()))
+    }
+
+    /// Lets its bridge have the name.
+    pub(crate) fn evict(&self) {
+        if self.is_squatted() {
+            let _ = fs::remove_file(self.path(BRIDGE));
+        }
     }
 
     /// Is a port's socket this user's?
@@ -352,19 +395,23 @@ impl Room {
 
     /// Asks a port, and waits for its answer.
     pub(crate) fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
-        let began = Instant::now();
-        let socket = loop {
-            match self.connect(id) {
-                Ok(socket) => break socket,
-                // (Many wait there.)
-                Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
-                    std::thread::sleep(PATIENCE / 1000);
-                }
-                Err(error) => bail!("no port listens there: {error:?}"),
-            }
+        self.ask_until(id, ask, Instant::now() + PATIENCE)
+    }
+
+    pub(crate) fn ask_until(&self, id: u64, ask: Ask, until: Instant) -> Result<(Guarded, Answer)> {
+        let socket = if id == BRIDGE {
+            self.bridge(until)?.with_context(|| {
+                format!(
+                    "{} is no bridge of root's, of this user's or of the network's owner's",
+                    self.path(id).display()
+                )
+            })?
+        } else {
+            connect_until(&self.path(id), until)
+                .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?
         };
         say(&socket, &hello(ask), &[])?;
-        let until = Instant::now() + patience(&[&socket]);
+        let until = until.min(Instant::now() + patience(&[&socket]));
         loop {
             if let Some((answer, _)) = hear(&socket)? {
                 return Ok((socket, answer));
@@ -408,11 +455,12 @@ impl Room {
     /// Asks the network's bridge, if it has one, for each device on it, as `states` asks ports.
     pub fn devices(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
         let mut before = 0;
+        let until = Instant::now() + PATIENCE;
+        if self.bury(BRIDGE) || self.bridge(until)?.is_none() {
+            return Ok(());
+        }
         for _ in 0..=PORTS_MOST {
-            if before == 0 && self.bury(BRIDGE) {
-                break;
-            }
-            match self.ask(BRIDGE, Ask::Next(before))? {
+            match self.ask_until(BRIDGE, Ask::Next(before), until)? {
                 (socket, Answer::State(state)) if state.about.id > before => {
                     before = state.about.id;
                     if !each(state, &socket) {
@@ -465,6 +513,28 @@ pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> Option<u8> {
         return says_so.then(|| u8::from(!is_its_process()));
     }
     is_its_process().then_some(2)
+}
+
+fn connect(path: &Path) -> Result<Guarded, Errno> {
+    let mut path = path.as_os_str().as_bytes().to_vec();
+    path.push(0);
+    let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
+    let socket = meet::guard_channel(meet::look_at_path(path)?)?;
+    // SAFETY: made just now, ours alone.
+    #[allow(unsafe_code)]
+    Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+}
+
+/// (Many may wait there.)
+fn connect_until(path: &Path, until: Instant) -> Result<Guarded, Errno> {
+    loop {
+        match connect(path) {
+            Err(Errno::EAGAIN) if Instant::now() < until => {
+                std::thread::sleep(PATIENCE / 1000);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// How long these are waited for.
@@ -586,7 +656,7 @@ mod tests {
     use crate::port::{Kind, Options, Port};
     use crate::wire::About;
 
-    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
+    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7, bridge: false };
 
     fn made() -> (tempfile::TempDir, Room) {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ from far import Stream, by_udp, flows, multicasts
 from ground import can, run
 from harness import ROOT, Skipped, require, wait_until
 from hostile import NOBODY, SOURCE, VERSION, Stranger, knocking, mac
-from networks import LIMIT_SECONDS, Host, within
+from networks import LIMIT_SECONDS, NUMBERS, Host, within
 from ports import GUEST_IP, back_end, front_end
 
 BRIDGED = {}
@@ -403,12 +403,55 @@ def bridged_killed(ground):
         wait_until(lambda host=host: gone(host), LIMIT_SECONDS, "a killed bridge's devices to go")
     require("no ports" in ground.must("ls"), ground.must("ls"))
     require(not left(ground, network), f"sockets: {left(ground, network)}")
-    # Without a bridge a device is a TAP device; with the next bridge they reach each other.
+    # Where there is to be a bridge, a device comes with the next one.
+    promised = ground.network("--bridge=later")
+    early = Host(ground, ground.namespace(), promised, 1, ())
+    early.start_port()
+    ground.bridge(promised)
+    early.await_port()
+    require("@if" in early.run("ip", "link", "show", "vnet0"), "a device is no veth")
+    # Elsewhere, without a bridge, it is a TAP device; with the next bridge they reach each other.
     one.up()
     ground.bridge(network)
     other.up()
     other.await_carrier(True)
     other.ping(one.ip)
+
+
+@scene
+def bridged_stopped(ground):
+    """A bridge that stands still holds up nobody of another network; a device on it that is to end says that it could not."""
+    network, bridge, (one, other) = bridged(ground, 2)
+    beside = ground.host(ground.network(), 3)
+    bridge.send(signal.SIGSTOP)
+    try:
+        ground.must("down", "vnet0", within=beside.namespace)
+        require(beside.port.wait(LIMIT_SECONDS) == 0, beside.port.tail())
+        (listens,) = [line.split() for line in run("ss", "-xlH").splitlines() if f"{network}/0000000000000001.port" in line]
+        require(listens[2] == "0", f"a bridge of another network was asked: {listens}")
+        one.port.send(signal.SIGINT)
+        require(one.port.wait(LIMIT_SECONDS) == 1 and "vnet0 is still there" in one.port.tail(), one.port.tail())
+    finally:
+        bridge.send(signal.SIGCONT)
+    wait_until(lambda: "vnet0" not in one.run("ip", "link"), LIMIT_SECONDS, "a device to go when its bridge goes on")
+    wait_until(lambda: other.state()["bridged"] == 0, LIMIT_SECONDS, f"no others: {other.state()}")
+
+
+@scene
+def bridged_again(ground):
+    """A bridge whose socket was removed, alone or with its network, which is made again, goes on with its devices and takes new ones."""
+    network, bridge, (one, other) = bridged(ground, 2)
+    folder = pathlib.Path(ground.networks) / network
+    removes = [(folder / "0000000000000001.port").unlink, lambda: (shutil.rmtree(folder), ground.must("create", network))]
+    for number, remove in enumerate(removes, 3):
+        remove()
+        back = lambda: "0000000000000001.port" in left(ground, network)  # noqa: E731
+        wait_until(lambda: back() or bridge.poll() is not None, LIMIT_SECONDS, "the bridge to be found again")
+        require(bridge.poll() is None, bridge.tail())
+        third = ground.host(network, number)
+        require("@if" in third.run("ip", "link", "show", "vnet0"), "a device is no veth")
+        third.ping(one.ip)
+        one.ping(other.ip)
 
 
 @scene
@@ -424,6 +467,8 @@ def bridged_wrong(ground):
     says("bridge", "nowhere", what="ringlet eth create nowhere")
     for device in "vnet0", "lo":
         says("up", device, "--network", network, what=f"there is a device {device} here already", within=one.namespace)
+    one.run("ip", "tuntap", "add", "kept", "mode", "tap")
+    says("up", "kept", "--network", network, what="with --tap a TAP device that persists is taken over", within=one.namespace)
     says("up", "a/b", "--network", network, what="a device's name is of")
     says("up", "v", "--network", network, "--mtu", "67", what="between 68 and 65521")
     name = ground.namespace()
@@ -470,8 +515,17 @@ def bridged_wrong(ground):
 @scene
 def bridged_at_once(ground):
     """`create --bridge` begins a bridge, and `delete` ends it; of devices that come while the network goes each is there, or says why not."""
-    network = ground.network("--bridge")
+    network = f"net{next(NUMBERS)}"
+    folder = pathlib.Path(ground.networks)
+    environment = {**os.environ, "RINGLET_ETHERNET": folder.name}
+    ends = os.pipe()
+    words = [ground.command, "eth", "create", network, "--bridge"]
+    subprocess.run(words, check=True, timeout=LIMIT_SECONDS, env=environment, cwd=folder.parent, pass_fds=ends)
     bridge = port_of(ground, "uplink")["about"]["pid"]
+    # It keeps nothing of who began it.
+    proc = pathlib.Path(f"/proc/{bridge}")
+    kept = [os.readlink(path) for path in (proc / "cwd", *(proc / "fd").iterdir())]
+    require(kept[0] == "/" and os.readlink(f"/proc/self/fd/{ends[0]}") not in kept, f"a bridge keeps {kept}")
     one, other = ground.host(network, 1), ground.host(network, 2)
     one.ping(other.ip)
     for host in one, other:
@@ -493,6 +547,7 @@ def bridged_at_once(ground):
         ground.must("create", network, "--bridge")
         bridge = port_of(ground, "uplink")["about"]["pid"]
     ground.must("delete", network)
+    wait_until(lambda: not lives(bridge), LIMIT_SECONDS, "the bridge to end")
 
 
 @scene
@@ -518,38 +573,85 @@ def bridged_unit(ground):
 
 
 SQUAT = """
-import os, socket, time
-os.setgid({user})
-os.setuid({user})
+import json, os, socket, sys, time
+path, user, way = sys.argv[1:]
+os.setgid(int(user))
+os.setuid(int(user))
 squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-squatter.bind('{path}')
-squatter.listen()
+squatter.bind(path)
+squatter.listen(0)
+comers = []
+try:
+    while way == 'full':
+        comers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        comers[-1].setblocking(False)
+        comers[-1].connect(path)
+except BlockingIOError:
+    pass
 print('there', flush=True)
+while way == 'invents':
+    state = json.loads(sys.stdin.readline())
+    while True:
+        comer = squatter.accept()[0]
+        print('somebody has come', flush=True)
+        came = json.loads(comer.recv(1 << 16) or 'null')
+        if came and 'Next' in came['ask']:
+            state['about'] |= {'id': f"{came['ask']['Next'] + 1:016x}", 'name': 'invented'}
+            comer.send(json.dumps({'State': state | {'bridged': 1}}).encode())
 time.sleep(1000)
 """
 
 
 @scene
 def bridged_squatters(ground):
-    """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody waits."""
-    network = ground.network("--group", NOBODY)
+    """Who may enter a network's directory is not taken for its bridge: a device is a TAP device then, and nobody looks at, or waits for, such a one."""
+    network, other = ground.network("--group", NOBODY), ground.network()
+    beside = ground.host(other, 9)
+    state = json.dumps(beside.state())
     path = pathlib.Path(ground.networks) / network / "0000000000000001.port"
-    squat = SQUAT.format(user=NOBODY, path=path)
     os.chmod(ground.directory, 0o755)
-    squatter = ground.start([sys.executable, "-c", squat])
+
+    def costs_nothing():
+        host = Host(ground, ground.namespace(), network, 1, ())
+        for _ in range(2):
+            host.up()
+            require("@if" not in host.run("ip", "link", "show", "vnet0"), "a device on what is no bridge")
+            shown = ground.must("ls")
+            require("vnet0" in shown and "invented" not in shown and "does not answer" not in shown, shown)
+            require(beside.state()["totals"] is not None, "another network's device is not found")
+            ground.must("down", "vnet0", within=host.namespace)
+            require(host.port.wait(LIMIT_SECONDS) == 0, host.port.tail())
+
+    for way in "invents", "full", "is silent":
+        squatter = ground.start([sys.executable, "-c", SQUAT, path, NOBODY, way])
+        require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
+        if way == "invents":
+            squatter.write(state + "\n")
+        costs_nothing()
+        require("has come" not in squatter.tail(), f"a squatter was asked: {squatter.tail()}")
+        squatter.kill()
+        path.unlink()
+    # Nor is a link to a port, or to what never answers.
+    path.symlink_to(f"../{other}/{beside.number}.port")
+    costs_nothing()
+    path.unlink()
+    silent = pathlib.Path(ground.directory) / "silent"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listens:
+        listens.bind(str(silent))
+        listens.listen()
+        path.symlink_to(silent)
+        costs_nothing()
+    path.unlink()
+    # Where there is to be a bridge, there is no device without, and a bridge takes its name back.
+    network = ground.network("--group", NOBODY, "--bridge=later")
+    path = pathlib.Path(ground.networks) / network / path.name
+    squatter = ground.start([sys.executable, "-c", SQUAT, path, NOBODY, "is silent"])
     require(squatter.line(LIMIT_SECONDS) == "there", squatter.tail())
-    one = Host(ground, ground.namespace(), network, 1, ())
-    one.start_port()
-    wait_until(lambda: "ready" in one.port.tail() or one.port.poll() is not None, LIMIT_SECONDS, "a device")
-    require("ready" in one.port.tail() and "@if" not in one.run("ip", "link", "show", "vnet0"), one.port.tail())
-    # Nor is a link to a port.
-    squatter.kill()
-    path.unlink()
-    path.symlink_to(f"{one.state()['about']['id']}.port")
-    other = ground.host(network, 2)
-    require("@if" not in other.run("ip", "link", "show", "vnet0"), "a device on a port")
-    path.unlink()
+    status, said = ground.eth("up", "vnet0", "--network", network, within=ground.namespace())
+    require(status == 1 and f"ringlet eth bridge {network}" in said, said)
     ground.bridge(network)
+    one, last = ground.host(network, 1), ground.host(network, 2)
+    one.ping(last.ip)
 
 
 def lives(pid):

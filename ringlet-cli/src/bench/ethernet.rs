@@ -64,7 +64,7 @@ pub fn between<T: 'static>(
     ask: impl FnOnce() -> Result<Vec<Figure>> + Send + 'static,
 ) -> Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     let rooms = (1..=2).map(|number| {
         // (One that both are on, or one of each host's.)
         let is_udp = by == Link::Udp;
