@@ -29,7 +29,13 @@ impl Stage {
         let name = format!("ringlet-frames-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&folder);
-        Room::create(&folder, "net", Rules { addresses: Policy::Moving, storm: 0 }, None).unwrap();
+        Room::create(
+            &folder,
+            "net",
+            Rules { addresses: Policy::Moving, storm: 0, bridge: false },
+            None,
+        )
+        .unwrap();
         let room = Room::open(&folder, "net").unwrap();
         let open = |name, mac| {
             let (port, queues) = Port::open(room.clone(), Options::new(name, mac), |_| ()).unwrap();

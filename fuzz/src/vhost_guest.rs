@@ -37,7 +37,13 @@ impl Stage {
     fn new() -> Stage {
         let folder = std::env::temp_dir().join(format!("ringlet-vhost-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
-        Room::create(&folder, "net", Rules { addresses: Policy::Static, storm: 0 }, None).unwrap();
+        Room::create(
+            &folder,
+            "net",
+            Rules { addresses: Policy::Static, storm: 0, bridge: false },
+            None,
+        )
+        .unwrap();
         let room = Room::open(&folder, "net").unwrap();
         let path = folder.join("guest.sock");
         let settings = back_end::Settings { socket: path.clone(), mac: Some(GUESTS), watch_us: 0 };

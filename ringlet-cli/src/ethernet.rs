@@ -1,8 +1,9 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
+use std::cell::Cell;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
@@ -11,20 +12,23 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::room::{Rules, base, is_in};
+use ringlet_ethernet::room::{BRIDGE, Rules, VARIABLE, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
-use ringlet_ethernet::{Mac, Policy, Room, port, span, vhost};
+use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+use ringlet_messages::guarded::Guarded;
 
 use crate::{reflect, table};
 
 /// Network devices between namespaces and containers of this host, whose frames go through shared memory, and to those of other hosts
 ///
 /// A network is a directory below /run/ringlet/ethernet (or where RINGLET_ETHERNET says): who may enter it may be a port. `up` makes a TAP device
-/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier. `span` makes other hosts, which
-/// have a network of that name too, ports of it.
+/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier. Where the network has a bridge, it is
+/// a veth device on that, whose frames to others on it do not leave the kernel. `span` makes other hosts, which have a network of that name too, ports
+/// of it.
 #[derive(clap::Args)]
 pub struct EthArgs {
     #[command(subcommand)]
@@ -45,6 +49,8 @@ enum EthCommand {
     /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends, unless it persists (`--persist`, or made by
     /// `ip tuntap add`): one of one queue that does, and that no other process has, is taken over, with its addresses, routes and MTU. So a port is begun
     /// anew, by a newer ringlet for one, and what is on the device stays.
+    ///
+    /// Where the network has a bridge it is a veth device, which sends from its own address only, does not persist, and goes with the bridge, too.
     Up(UpArgs),
     /// Make a QEMU guest's virtio-net a port of a network, in the foreground, as a vhost-user back end; it says `ready`
     ///
@@ -52,6 +58,13 @@ enum EthCommand {
     /// virtio-net-pci,netdev=n,mac=ADDRESS`, and shares the guest's memory: `-object memory-backend-memfd,id=m,size=1G,share=on -numa
     /// node,memdev=m`. One guest at a time; the port is there while its driver is.
     Vhost(VhostArgs),
+    /// Have a bridge of the kernel's for a network's devices, in the foreground; it says `ready`
+    ///
+    /// While it is there `up` makes a veth device on it, whose frames to others on it do not leave the kernel; the bridge itself is one port of the
+    /// network, by which they reach guests, programs, other hosts and TAP devices. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN, /dev/net/tun and the command
+    /// `nft`. When it ends, however it ends, its devices go. `create --bridge` begins one in the background; in such a network `up` waits for the next one.
+    /// Who may make a device on it may delete others', and the bridge: have none where containers with CAP_NET_ADMIN must not.
+    Bridge(BridgeArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {
         /// Its name: of a guest's port that of the socket, without what stands behind its last dot
@@ -80,6 +93,9 @@ struct CreateArgs {
     /// From which addresses a port may send: moving (any that is not another user's), locked (any that no other port used lately), static (its own)
     #[arg(long, value_name = "POLICY", default_value = "moving", value_parser = ["moving", "locked", "static"])]
     addresses: String,
+    /// Its devices of this host are on a bridge (`ringlet eth bridge`). It begins now, in the background, and `delete` ends it; or later, as a unit
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "now", value_parser = ["now", "later"])]
+    bridge: Option<String>,
     /// Broadcast and multicast frames a second that are taken from one port, 0 for any number
     #[arg(long, value_name = "FRAMES", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(..=100_000_000))]
     storm: u64,
@@ -101,6 +117,10 @@ struct UpArgs {
     /// The device stays when this command ends, with its addresses and routes, but without a carrier; `ip link del` removes it
     #[arg(long, conflicts_with = "queues")]
     persist: bool,
+    /// A TAP device also where the network has a bridge: one that may have other addresses behind it, or another one than it came with. So is one that
+    /// persists, or has several queues
+    #[arg(long)]
+    tap: bool,
     /// Queues, each with a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(port::QUEUES_MOST)))]
     queues: u16,
@@ -137,6 +157,15 @@ struct SpanArgs {
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
     /// Microseconds to watch, at most, before a thread sleeps; 0: it sleeps at once
+    #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    watch: u64,
+}
+
+#[derive(clap::Args)]
+struct BridgeArgs {
+    /// The network's name
+    network: String,
+    /// Microseconds to watch, at most, before the thread of its port sleeps; 0: it sleeps at once
     #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     watch: u64,
 }
@@ -179,6 +208,10 @@ pub fn run(args: EthArgs) -> Result<ExitCode> {
         EthCommand::Vhost(args) => vhost(args)?,
         EthCommand::Down { device } => down(&device)?,
         EthCommand::Span(args) => span(args)?,
+        EthCommand::Bridge(BridgeArgs { network, watch }) => {
+            let ready = || say_ready(&format!("ready {network}"));
+            bridge::serve(Room::open(&base(), &network)?, watch, ends()?, ready, tell)?;
+        }
         EthCommand::Way(args) => way(&args)?,
         EthCommand::Ls(args) => {
             let networks = networks()?;
@@ -204,7 +237,21 @@ fn create(args: &CreateArgs) -> Result<()> {
         };
         Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
     });
-    Room::create(&base(), &args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
+    let rules = Rules { addresses, storm: args.storm, bridge: args.bridge.is_some() };
+    Room::create(&base(), &args.network, rules, group.transpose()?)?;
+    if args.bridge.as_deref() == Some("now") {
+        begin_bridge(&args.network).inspect_err(|_| _ = Room::delete(&base(), &args.network))?;
+    }
+    Ok(())
+}
+
+/// A process that goes on when we have ended; returns when it is ready.
+fn begin_bridge(network: &str) -> Result<()> {
+    // (It is somewhere else from now on.)
+    let base = std::path::absolute(base())?;
+    let mut bridge = Command::new(std::env::current_exe()?);
+    bridge.args(["eth", "bridge", network]).env(VARIABLE, base);
+    reflect::begin_behind(&mut bridge).context("there is no bridge")
 }
 
 fn vhost(args: VhostArgs) -> Result<()> {
@@ -297,10 +344,15 @@ fn show_span(network: &str, span: &Span) -> Result<()> {
 }
 
 fn up(args: UpArgs) -> Result<()> {
-    let UpArgs { device, network, mtu, mac, persist: persists, queues, watch } = args;
+    let UpArgs { device, network, mtu, mac, persist: persists, tap, queues, watch } = args;
     let settings = Settings { device, mtu, mac, queues, persists, watch_us: watch };
     let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
-    device::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell).map(drop)
+    let room = Room::open(&base(), &network)?;
+    let is_tap = tap || persists || queues > 1;
+    if !is_tap && (room.rules.bridge || bridge::is_there(&room)?) {
+        return attached::up(&settings, &room, ends()?, ready);
+    }
+    device::up(&settings, room, ends()?, ready, tell).map(drop)
 }
 
 #[derive(Serialize)]
@@ -333,7 +385,12 @@ fn networks() -> Result<Vec<Network>> {
             ports.push(state);
             true
         })?;
-        let silent = silent.into_iter().map(|id| format!("{id:016x}")).collect();
+        let mut silent: Vec<_> = silent.into_iter().map(|id| format!("{id:016x}")).collect();
+        let devices = room.devices(|state, _| {
+            ports.push(state);
+            true
+        });
+        silent.extend(devices.err().map(|_| "bridge".to_owned()));
         ports.sort_by(|one: &State, other| one.about.name.cmp(&other.about.name));
         let span = room.span().unwrap_or_default();
         Ok(Network { name: room.name, rules: room.rules, ports, silent, span })
@@ -350,8 +407,11 @@ fn show(networks: &[Network]) -> Result<()> {
                 table::printable(&port.about.name),
                 port.about.mac.to_string(),
                 port.about.queues.to_string(),
-                way_of(network.span.as_ref(), &port.about.name, port.about.far),
-                port.peers.len().to_string(),
+                match port.bridged {
+                    Some(_) => "bridge".into(),
+                    None => way_of(network.span.as_ref(), &port.about.name, port.about.far),
+                },
+                port.bridged.unwrap_or(port.peers.len()).to_string(),
                 table::grouped(port.totals.sent),
                 table::grouped(port.totals.received),
                 port.about.pid.to_string(),
@@ -400,20 +460,29 @@ fn show(networks: &[Network]) -> Result<()> {
 fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     let mut found: Option<(u8, Room, State)> = None;
-    for room in Room::all(&base())? {
-        room.states(|state, socket| {
-            let doubts =
-                if state.about.name == device { is_in(here, &state, socket) } else { None };
-            if let Some(doubts) = doubts
-                && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
-            {
-                found = Some((doubts, room.clone(), state));
-            }
-            doubts != Some(0)
-        })?;
-        if let Some((0, ..)) = found {
+    let is_sure = Cell::new(false);
+    let mut look = |room: &Room, state: State, socket: &Guarded| {
+        let doubts = if state.about.name == device { is_in(here, &state, socket) } else { None };
+        if let Some(doubts) = doubts
+            && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
+        {
+            found = Some((doubts, room.clone(), state));
+        }
+        is_sure.set(doubts == Some(0));
+        !is_sure.get()
+    };
+    let mut rooms = Room::all(&base())?;
+    // (Where a bridge is, its port and it may stand still: that holds up nobody who is elsewhere.)
+    rooms.sort_by_cached_key(|room| !room.bury(BRIDGE));
+    for room in &rooms {
+        room.states(|state, socket| look(room, state, socket))?;
+        if is_sure.get() {
             break;
         }
+    }
+    // (A bridge that does not answer hides no port.)
+    for room in rooms.iter().take_while(|_| !is_sure.get()) {
+        let _ = room.devices(|state, socket| look(room, state, socket));
     }
     let found = found.map(|(_, room, state)| (room, state));
     found.with_context(|| {
@@ -423,7 +492,9 @@ fn find(device: &str) -> Result<(Room, State)> {
 
 fn down(device: &str) -> Result<()> {
     let (room, state) = find(device)?;
-    room.end(state.about.id).with_context(|| format!("{device} does not end"))
+    let id = state.about.id;
+    let ended = if state.bridged.is_some() { room.detach(id) } else { room.end(id) };
+    ended.with_context(|| format!("{device} does not end"))
 }
 
 fn stats(args: &StatsArgs) -> Result<()> {
@@ -468,6 +539,10 @@ fn stats(args: &StatsArgs) -> Result<()> {
                 .collect::<Vec<_>>()
         };
         table::print(["What", "Count"].map(str::to_owned), rows(&state.totals));
+        if let Some(others) = state.bridged {
+            println!("On the network's bridge, with {others} others\n");
+            continue;
+        }
         let peers = state.peers.iter().map(|peer| {
             let counts = [peer.sent, peer.received, peer.full, peer.waiting].map(table::grouped);
             let [sent, received, full, waiting] = counts;

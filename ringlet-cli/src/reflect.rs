@@ -258,7 +258,7 @@ pub fn host() -> anyhow::Result<Host> {
     }
 }
 
-/// Starts itself in a session of its own, and returns when it listens, or does not.
+/// Starts a keeper in a session of its own, and returns when it listens, or does not.
 fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["reflect", "keep"]);
@@ -271,6 +271,11 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
     if args.behind {
         command.arg("--ends");
     }
+    begin_behind(&mut command)
+}
+
+/// Starts what serves others too, in a session of its own; returns when it says that it is ready, or why it is not.
+pub fn begin_behind(command: &mut Command) -> anyhow::Result<()> {
     command
         .env_remove("LD_PRELOAD")
         .current_dir("/")
@@ -284,7 +289,7 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
             libc::setsid();
             // (It serves others too: neither bound to the processors of who started it, nor behind or before all others as he is.)
             let _ = run_anywhere();
-            // (What else the program has open is none of the keeper's, which may stay longer.)
+            // (What else the program has open is none of its, which may stay longer.)
             libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32);
             Ok(())
         });

@@ -17,7 +17,7 @@ use ringlet_ethernet::{Options, Policy, Port, Room};
 fn main() {
     const FRAMES: u32 = 2000;
     let folder = tempfile::tempdir().unwrap();
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     Room::create(folder.path(), "net", rules, None).unwrap();
     let room = Room::open(folder.path(), "net").unwrap();
     let mut members = Vec::new();

@@ -11,7 +11,7 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::counters::{Dropped, Totals};
 use crate::frame::{HEADER_BYTES, MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
-use crate::port::{self, Arrived, Event, Filled, Options, Port, Queue};
+use crate::port::{self, Arrived, Event, Filled, Kind, Options, Port, Queue};
 use crate::room::Room;
 use crate::wire::About;
 
@@ -54,11 +54,20 @@ pub fn up(
     ready: impl FnOnce(Mac),
     tell: impl Fn(String) + Send + 'static,
 ) -> Result<Totals> {
-    let mtu = settings.mtu.unwrap_or(MTU_MOST);
-    ensure!(
-        (MTU_LEAST..=MTU_MOST).contains(&mtu),
-        "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {mtu}"
-    );
+    run(settings, room, ends, Kind::Plain, |mac, _| ready(mac), |_| (), tell)
+}
+
+/// The same of a port of any kind. `counted` hears how many other ports there are whenever that changes.
+pub(crate) fn run(
+    settings: &Settings,
+    room: Room,
+    ends: (Sender<End>, Receiver<End>),
+    kind: Kind,
+    ready: impl FnOnce(Mac, &Port),
+    counted: impl Fn(usize) + Send + 'static,
+    tell: impl Fn(String) + Send + 'static,
+) -> Result<Totals> {
+    let mtu = mtu_of(settings)?;
     ensure!(
         !settings.persists || settings.queues == 1,
         "a device that persists has one queue: of one that has several the kernel does not tell whether somebody has it"
@@ -68,8 +77,11 @@ pub fn up(
     let options = Options { queues: settings.queues, ..Options::new(&settings.device, mac) };
     let (ending, end) = ends;
     let asked = ending.clone();
-    let (port, queues) = Port::open(room, options, move |event| match event {
-        Event::Ports(count) => _ = set_carrier(first.as_fd(), count > 0),
+    let (port, queues) = Port::join(room, options, kind, move |event| match event {
+        Event::Ports(count) => {
+            let _ = set_carrier(first.as_fd(), count > 0);
+            counted(count);
+        }
         Event::Apart(why) => tell(why),
         Event::End => _ = asked.send(End::Asked),
     })?;
@@ -98,7 +110,7 @@ pub fn up(
     if let Some(tap) = stays {
         ask(&tap, SET_PERSISTENT, &mut 1).context("the device can't be made to stay")?;
     }
-    ready(mac);
+    ready(mac, &port);
     let why = end.recv().unwrap_or(End::Asked);
     port.end();
     // (With the last queue the device goes; then the port's socket, and who waits for its end hears of it.)
@@ -111,14 +123,28 @@ pub fn up(
     }
 }
 
-/// The device's queues, and the address that it is to have; was it there before?
-fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac, bool)> {
-    let name = &settings.device;
+pub(crate) fn mtu_of(settings: &Settings) -> Result<u16> {
+    let mtu = settings.mtu.unwrap_or(MTU_MOST);
+    ensure!(
+        (MTU_LEAST..=MTU_MOST).contains(&mtu),
+        "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {mtu}"
+    );
+    Ok(mtu)
+}
+
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let sane = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     ensure!(
         (1..=NAME_MOST).contains(&name.len()) && sane && !name.starts_with('.'),
         "a device's name is of up to {NAME_MOST} characters, without blanks, /, : and %: not {name:?}"
     );
+    Ok(())
+}
+
+/// The device's queues, and the address that it is to have; was it there before?
+fn make(settings: &Settings, mtu: u16) -> Result<(Vec<Arc<OwnedFd>>, Mac, bool)> {
+    let name = &settings.device;
+    check_name(name)?;
     if exists(name) {
         let taken = take_over(settings).with_context(|| {
             format!(

@@ -22,7 +22,7 @@ use rustix::time::{
 use crate::carried::Carried;
 use crate::counters::Dropped;
 use crate::frame::{HEAD_BYTES, MESSAGE_MOST, Mac};
-use crate::port::{Event, Filled, Options, Port, Queue};
+use crate::port::{Event, Filled, Kind, Options, Port, Queue};
 use crate::room::Room;
 pub use crate::udp::PORT;
 use crate::udp::{BEAT, Udp};
@@ -479,7 +479,7 @@ impl Far {
     /// As a port of the network, as long as there is a way.
     fn serve(&mut self, tell: impl Fn(Event) + Send + 'static) -> Result<()> {
         let options = Options::new(&self.name, Mac::random()?);
-        let (_port, queues) = Port::join(self.room.clone(), options, true, tell)?;
+        let (_port, queues) = Port::join(self.room.clone(), options, Kind::Far, tell)?;
         let Some(mut queue) = queues.into_iter().next() else { bail!("a port without a queue") };
         queue.watch_outside(&self.timer)?;
         queue.watch_outside(&self.post.bell)?;
@@ -653,7 +653,8 @@ mod tests {
     }
 
     fn far(base: &std::path::Path) -> Far {
-        let rules = crate::room::Rules { addresses: crate::Policy::Locked, storm: 0 };
+        let rules =
+            crate::room::Rules { addresses: crate::Policy::Locked, storm: 0, bridge: false };
         Room::create(base, "net", rules, None).unwrap();
         let (room, host) = (Room::open(base, "net").unwrap(), host("node"));
         let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());

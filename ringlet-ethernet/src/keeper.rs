@@ -404,6 +404,7 @@ impl Keeper {
         match came.ask {
             Ask::State => _ = say(&socket, &Answer::State(self.state()), &[]),
             Ask::Way(_) => refuse("it is a port, and has no ways".into()),
+            Ask::Attach(_) | Ask::Next(_) | Ask::Detach(_) => refuse("it is no bridge".into()),
             Ask::End => {
                 if !may_end(user) {
                     return refuse("only its user, or root, ends a port".into());
@@ -466,6 +467,10 @@ impl Keeper {
             "a name of up to {NAME_MOST} bytes without control characters"
         );
         ensure!(
+            !about.bridge || user == 0 || self.shared.room.is_owner(user),
+            "only root, or whose the network is, brings a bridge to it"
+        );
+        ensure!(
             !about.far
                 || self.shared.room.rules.addresses != Policy::Static
                 || user == 0
@@ -488,7 +493,7 @@ impl Keeper {
             let mut table = keeper.shared.table.write().unwrap_or_else(PoisonError::into_inner);
             // (Users whom this user namespace does not know are all the same number.)
             let user = Some(user).filter(|user| !meet::is_vague(*user));
-            table.join(key, user, about.mac, about.far, now_ms)
+            table.join(key, user, about.mac, about.far || about.bridge, now_ms)
         };
         if !joins(self) {
             // (Of one that was killed the queues may not have told yet.)
@@ -501,7 +506,9 @@ impl Keeper {
         self.next_key += 1;
         let strands = (0..count).map(|_| None).collect();
         let traffic = (0..count).map(|_| Arc::default()).collect();
-        let storm = Bucket::new(self.shared.room.rules.storm, now_ms).beginning_with(FIRST_FRAMES);
+        // (A bridge has taken no more than that from each device on it.)
+        let rate = if about.bridge { 0 } else { self.shared.room.rules.storm };
+        let storm = Bucket::new(rate, now_ms).beginning_with(FIRST_FRAMES);
         let storm = Arc::new(Mutex::new(storm));
         self.ports.insert(key, Port { about, user, token, strands, traffic, storm, tries });
         self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
@@ -658,7 +665,7 @@ impl Keeper {
         if let Some(present) = self.shared.present.get() {
             present(&mut about);
         }
-        State { about, peers: peers.collect(), totals: self.shared.totals() }
+        State { about, peers: peers.collect(), totals: self.shared.totals(), bridged: None }
     }
 }
 

@@ -15,9 +15,13 @@
 //! Another host is a port, too (`span`, `far`): a process that gives frames to the node service's channels (`carried`), or sends them by UDP
 //! (`udp`, `pieces`).
 //!
+//! A network may have a bridge of the kernel's as well (`bridge`), on which devices are that need no more than that (`attached`).
+//!
 //! A port has one or several queues, each of one thread. A strand belongs to one queue at each end, and so needs no lock.
 #![deny(unsafe_code)]
 
+pub mod attached;
+pub mod bridge;
 mod carried;
 mod counters;
 pub mod cut;

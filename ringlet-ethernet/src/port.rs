@@ -184,14 +184,14 @@ impl Port {
         options: Options,
         tell: impl FnMut(Event) + Send + 'static,
     ) -> Result<(Port, Vec<Queue>)> {
-        Port::join(room, options, false, tell)
+        Port::join(room, options, Kind::Plain, tell)
     }
 
-    /// The same; `far`: behind it are another host's ports.
+    /// The same, of any kind.
     pub(crate) fn join(
         room: Room,
         options: Options,
-        far: bool,
+        kind: Kind,
         tell: impl FnMut(Event) + Send + 'static,
     ) -> Result<(Port, Vec<Queue>)> {
         ensure!(
@@ -225,7 +225,8 @@ impl Port {
             queues: options.queues,
             pid: std::process::id(),
             namespace: namespace()?,
-            far,
+            far: kind == Kind::Far,
+            bridge: kind == Kind::Bridge,
         };
         let desk = || Ok(Desk { bell: Some(new_bell()?), ..Desk::default() });
         let shared = Arc::new(Shared {
@@ -286,9 +287,51 @@ impl Port {
         self.ender().end();
     }
 
+    /// For who has other addresses of this host behind the port.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder(Arc::clone(&self.shared))
+    }
+
     /// For who is to end the port without having it.
     pub fn ender(&self) -> Ender {
         Ender(Arc::clone(&self.shared))
+    }
+}
+
+/// What is behind a port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// Another host's ports.
+    Far,
+    /// Devices of this host, on a bridge.
+    Bridge,
+}
+
+/// Keeps addresses for who is behind the port, so that no other port gets them.
+pub(crate) struct Holder(Arc<Shared>);
+
+/// Beside the keys of ports.
+const HELD: Key = 1 << 63;
+
+impl Holder {
+    pub fn others(&self) -> usize {
+        self.0.ports.load(Ordering::Relaxed)
+    }
+
+    /// An address that is its own, of this user's. False: it is another one's.
+    pub fn hold(&self, number: u64, user: Option<u32>, mac: Mac) -> bool {
+        let now_ms = self.0.now_ms();
+        self.table().join(HELD | number, user, mac, false, now_ms)
+    }
+
+    pub fn let_go(&self, number: u64) {
+        self.table().leave(HELD | number);
+    }
+
+    fn table(&self) -> std::sync::RwLockWriteGuard<'_, Table> {
+        self.0.changes.fetch_add(1, Ordering::Relaxed);
+        self.0.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -1102,7 +1145,8 @@ mod tests {
     fn who_gathers_frames_rings_once_for_them() {
         const FRAMES: usize = 5;
         let folder = tempfile::tempdir().unwrap();
-        let rules = crate::room::Rules { addresses: crate::Policy::Moving, storm: 0 };
+        let rules =
+            crate::room::Rules { addresses: crate::Policy::Moving, storm: 0, bridge: false };
         Room::create(folder.path(), "net", rules, None).unwrap();
         let room = Room::open(folder.path(), "net").unwrap();
         let open = |name: &str| {

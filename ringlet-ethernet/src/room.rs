@@ -30,6 +30,8 @@ pub const VARIABLE: &str = "RINGLET_ETHERNET";
 pub const PORTS_MOST: usize = 512;
 /// The number, in the room, of who spans hosts: it is no port itself.
 pub const SPAN: u64 = 0;
+/// That of who has a bridge of the kernel's for devices of this host: it has a port besides.
+pub const BRIDGE: u64 = 1;
 const BACKLOG: i32 = 4096;
 const RULES: &str = "network.json";
 const RULES_MOST: u64 = 4096;
@@ -37,7 +39,7 @@ const SUFFIX: &str = ".port";
 /// Who makes or removes a network takes less.
 const LEFT: Duration = Duration::from_secs(60);
 /// For an answer of somebody who looks only.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// For those of other users' who say nothing, where all of ours and root's have answered.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(3);
 
@@ -56,6 +58,9 @@ pub struct Rules {
     pub addresses: Policy,
     /// Broadcast and multicast frames a second that are taken from one port; 0: any number.
     pub storm: u64,
+    /// Devices of this host are on its bridge: where that is not there, `up` waits for it.
+    #[serde(default)]
+    pub bridge: bool,
 }
 
 /// Where this process finds networks.
@@ -85,7 +90,10 @@ fn sweep(base: &Path) {
         u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?;
         let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
         let room = in_directory(&entry.path());
-        (age > LEFT && room.ports().ok()?.is_empty() && room.bury(SPAN)).then_some(())
+        (age > LEFT
+            && room.ports().ok()?.is_empty()
+            && [SPAN, BRIDGE].iter().all(|id| room.bury(*id)))
+        .then_some(())
     };
     let left = fs::read_dir(base).into_iter().flatten().flatten();
     for entry in left.filter(|entry| is_left(entry).is_some()) {
@@ -95,7 +103,7 @@ fn sweep(base: &Path) {
 
 /// As if it were a network's, whose rules do not matter.
 fn in_directory(directory: &Path) -> Room {
-    let rules = Rules { addresses: Policy::Static, storm: 0 };
+    let rules = Rules { addresses: Policy::Static, storm: 0, bridge: false };
     Room { name: String::new(), directory: directory.to_owned(), of: (0, 0, 0), rules }
 }
 
@@ -175,28 +183,35 @@ impl Room {
         made.inspect_err(|_| _ = fs::remove_dir_all(&new)).with_context(says)
     }
 
-    /// Removes a network without ports.
+    /// Nobody has need of it: no port, but so many of a bridge's own, no device on that, and nobody who spans hosts.
+    pub(crate) fn check_unused(&self, own: usize, devices: usize) -> Result<()> {
+        ensure!(
+            self.bury(SPAN),
+            "it spans hosts, by a process that is to end first (`ringlet eth way` shows it)"
+        );
+        let others = self.ports()?.len().saturating_sub(own) + devices;
+        ensure!(others == 0, "it has {others} ports: `ringlet eth down` ends each");
+        Ok(())
+    }
+
+    /// Removes a network without ports, and ends its bridge, which itself says whether somebody has need of it.
     pub fn delete(base: &Path, name: &str) -> Result<()> {
         let directory = place(base, name)?;
         let is_empty = |directory: &Path| -> Result<()> {
             let room = in_directory(directory);
-            let there = match room.ports() {
-                Err(_) if !directory.exists() => bail!(none(base, name)),
-                ports => ports?.len(),
-            };
-            ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
-            ensure!(
-                room.bury(SPAN),
-                "network {name:?} spans hosts, by a process that is to end first (`ringlet eth way {name}`)"
-            );
-            Ok(())
+            ensure!(room.bury(BRIDGE), "it has a bridge that has just come");
+            room.check_unused(0, 0)
         };
-        is_empty(&directory)?;
+        let room = in_directory(&directory);
+        let ended = if room.bury(BRIDGE) { Ok(()) } else { room.end(BRIDGE) };
+        ended.and_then(|()| is_empty(&directory)).with_context(|| {
+            if directory.exists() { format!("network {name:?}") } else { none(base, name) }
+        })?;
         // (Taken away first: who comes from now on finds none, and who has come meanwhile is seen.)
         let gone = aside(base, name)?;
         let says = || format!("{} can't be removed", directory.display());
         renameat_with(CWD, &directory, CWD, &gone, RenameFlags::NOREPLACE).with_context(says)?;
-        is_empty(&gone).inspect_err(|_| {
+        is_empty(&gone).with_context(|| format!("network {name:?}")).inspect_err(|_| {
             let _ = renameat_with(CWD, &gone, CWD, &directory, RenameFlags::NOREPLACE);
         })?;
         match fs::remove_dir_all(&gone) {
@@ -252,7 +267,7 @@ impl Room {
             (name == file_of(id) && about.file_type().is_socket()).then_some((about.uid(), id))
         };
         let known = entries.filter_map(|entry| known(entry.ok()?));
-        Ok(known.filter(|(_, id)| *id != SPAN && !self.bury(*id)).collect())
+        Ok(known.filter(|(_, id)| ![SPAN, BRIDGE].contains(id) && !self.bury(*id)).collect())
     }
 
     /// Those that live. Of names that are more than ports there may be: this user's and root's first, then of each other user as many as of the next.
@@ -282,14 +297,23 @@ impl Room {
     pub fn bury(&self, id: u64) -> bool {
         // KERNEL: a name whose socket is gone refuses everybody (ECONNREFUSED), and one of another kind says so (EPROTOTYPE) even before it
         // listens: so a port that is about to is not taken for a dead one.
+        let path = self.path(id);
         let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(self.path(id))) else {
+        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(&path)) else {
             return false;
         };
+        // (Held, so that its number is no other's.)
+        let held = itself(&path, OFlags::PATH);
+        let found = identity(&path);
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => {
-                let _ = fs::remove_file(self.path(id));
-                true
+                // (Another one may have buried it, and somebody have taken the name.)
+                let now = identity(&path);
+                let is_same = held.is_ok() && now == found;
+                if is_same {
+                    let _ = fs::remove_file(&path);
+                }
+                is_same || now.is_none()
             }
             Err(rustix::io::Errno::NOENT) => true,
             _ => false,
@@ -298,13 +322,44 @@ impl Room {
 
     /// A connection to a port; no descriptors come by it unless they are asked for.
     pub fn connect(&self, id: u64) -> Result<Guarded, Errno> {
-        let mut path = self.path(id).as_os_str().as_bytes().to_vec();
-        path.push(0);
-        let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
-        let socket = meet::guard_channel(meet::look_at_path(path)?)?;
-        // SAFETY: made just now, ours alone.
-        #[allow(unsafe_code)]
-        Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+        connect(&self.path(id))
+    }
+
+    /// A connection to the network's bridge, if there is one of somebody who is trusted with it. (Who may enter the directory may have put there what
+    /// takes no connection, or a link to what says nothing: nothing is said to those.)
+    pub(crate) fn bridge(&self, until: Instant) -> Result<Option<Guarded>> {
+        let Ok(found) = itself(&self.path(BRIDGE), OFlags::PATH) else { return Ok(None) };
+        let found = File::from(found);
+        let meta = found.metadata()?;
+        if !meta.file_type().is_socket() || !self.trusts(meta.uid()) {
+            return Ok(None);
+        }
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        match connect_until(Path::new(&path), until) {
+            Ok(socket) => {
+                let who = meet::credentials(socket.as_raw_fd());
+                Ok(Some(socket).filter(|_| who.is_ok_and(|who| self.trusts(who.uid))))
+            }
+            Err(Errno::EAGAIN) => bail!("the network's bridge does not answer"),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// With its bridge.
+    fn trusts(&self, user: u32) -> bool {
+        is_trusted(user) || self.is_owner(user)
+    }
+
+    /// Has somebody the name of its bridge who is not trusted with that?
+    pub(crate) fn is_squatted(&self) -> bool {
+        fs::symlink_metadata(self.path(BRIDGE)).is_ok_and(|meta| !self.trusts(meta.uid()))
+    }
+
+    /// Lets its bridge have the name.
+    pub(crate) fn evict(&self) {
+        if self.is_squatted() {
+            let _ = fs::remove_file(self.path(BRIDGE));
+        }
     }
 
     /// Is a port's socket this user's?
@@ -339,12 +394,24 @@ impl Room {
     }
 
     /// Asks a port, and waits for its answer.
-    fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
-        let socket = self
-            .connect(id)
-            .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?;
+    pub(crate) fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
+        self.ask_until(id, ask, Instant::now() + PATIENCE)
+    }
+
+    pub(crate) fn ask_until(&self, id: u64, ask: Ask, until: Instant) -> Result<(Guarded, Answer)> {
+        let socket = if id == BRIDGE {
+            self.bridge(until)?.with_context(|| {
+                format!(
+                    "{} is no bridge of root's, of this user's or of the network's owner's",
+                    self.path(id).display()
+                )
+            })?
+        } else {
+            connect_until(&self.path(id), until)
+                .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?
+        };
         say(&socket, &hello(ask), &[])?;
-        let until = Instant::now() + patience(&[&socket]);
+        let until = until.min(Instant::now() + patience(&[&socket]));
         loop {
             if let Some((answer, _)) = hear(&socket)? {
                 return Ok((socket, answer));
@@ -385,6 +452,38 @@ impl Room {
         Ok(())
     }
 
+    /// Asks the network's bridge, if it has one, for each device on it, as `states` asks ports.
+    pub fn devices(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
+        let mut before = 0;
+        let until = Instant::now() + PATIENCE;
+        if self.bury(BRIDGE) || self.bridge(until)?.is_none() {
+            return Ok(());
+        }
+        for _ in 0..=PORTS_MOST {
+            match self.ask_until(BRIDGE, Ask::Next(before), until)? {
+                (socket, Answer::State(state)) if state.about.id > before => {
+                    before = state.about.id;
+                    if !each(state, &socket) {
+                        break;
+                    }
+                }
+                (_, Answer::Done) => break,
+                (_, Answer::Refused(why)) => bail!("{why}"),
+                (_, other) => bail!("an answer to something else: {other:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a device on the network's bridge.
+    pub fn detach(&self, number: u64) -> Result<()> {
+        match self.ask(BRIDGE, Ask::Detach(number))?.1 {
+            Answer::Done => Ok(()),
+            Answer::Refused(why) => bail!("{why}"),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
     /// Ends a port, and waits until it has.
     pub fn end(&self, id: u64) -> Result<()> {
         let (socket, answer) = self.ask(id, Ask::End)?;
@@ -414,6 +513,28 @@ pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> Option<u8> {
         return says_so.then(|| u8::from(!is_its_process()));
     }
     is_its_process().then_some(2)
+}
+
+fn connect(path: &Path) -> Result<Guarded, Errno> {
+    let mut path = path.as_os_str().as_bytes().to_vec();
+    path.push(0);
+    let path = std::ffi::CStr::from_bytes_with_nul(&path).map_err(|_| Errno::EINVAL)?;
+    let socket = meet::guard_channel(meet::look_at_path(path)?)?;
+    // SAFETY: made just now, ours alone.
+    #[allow(unsafe_code)]
+    Ok(Guarded::new(unsafe { OwnedFd::from_raw_fd(socket) }))
+}
+
+/// (Many may wait there.)
+fn connect_until(path: &Path, until: Instant) -> Result<Guarded, Errno> {
+    loop {
+        match connect(path) {
+            Err(Errno::EAGAIN) if Instant::now() < until => {
+                std::thread::sleep(PATIENCE / 1000);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// How long these are waited for.
@@ -532,10 +653,10 @@ mod tests {
 
     use super::*;
     use crate::frame::Mac;
-    use crate::port::{Options, Port};
+    use crate::port::{Kind, Options, Port};
     use crate::wire::About;
 
-    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
+    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7, bridge: false };
 
     fn made() -> (tempfile::TempDir, Room) {
         let folder = tempfile::tempdir().unwrap();
@@ -664,7 +785,7 @@ mod tests {
     fn other_hosts_ports_have_nothing_to_do_with_each_other() {
         let (_folder, room) = made();
         let options = Options::new("one", Mac::random().unwrap());
-        let (_port, _queues) = Port::join(room.clone(), options, true, |_| ()).unwrap();
+        let (_port, _queues) = Port::join(room.clone(), options, Kind::Far, |_| ()).unwrap();
         let id = room.ports().unwrap()[0];
         let Answer::State(state) = room.ask(id, Ask::State).unwrap().1 else { panic!("no state") };
         let other = |far| Ask::Join(About { id: id ^ 1, far, ..state.about.clone() });

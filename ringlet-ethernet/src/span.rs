@@ -258,6 +258,6 @@ fn answer(hello: &Hello, user: u32, posts: &[(Host, Arc<Post>)], choice: &Atomic
             Answer::Done
         }
         Ask::End => Answer::Ending,
-        Ask::Join(_) | Ask::Strand { .. } => Answer::Refused("it is no port".into()),
+        _ => Answer::Refused("it spans hosts, and is nothing else".into()),
     }
 }

@@ -42,6 +42,13 @@ pub enum Ask {
     Way(Choice),
     /// End.
     End,
+    /// Of a bridge: a device on it. A socket of the asker's by which the kernel can be asked for one (NETLINK_ROUTE) comes with it. The device is there as
+    /// long as the connection.
+    Attach(Device),
+    /// Of a bridge: say how the device is whose number is the next one.
+    Next(u64),
+    /// Of a bridge: end the device of this number.
+    Detach(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,6 +63,17 @@ pub struct About {
     pub namespace: u64,
     /// Behind it are the ports of another host. Such ports send nothing to each other: what comes from one host is not for another.
     pub far: bool,
+    /// Behind it are the devices on a bridge of this host.
+    #[serde(default)]
+    pub bridge: bool,
+}
+
+/// What a device on a bridge is to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub name: String,
+    pub mac: Mac,
+    pub mtu: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,6 +135,9 @@ pub struct State {
     pub about: About,
     pub peers: Vec<Peer>,
     pub totals: Totals,
+    /// It is on the network's bridge; with so many others, those behind the bridge's port among them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridged: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -197,9 +218,9 @@ mod tests {
             waiting: most,
         };
         let (queues, pid, namespace, far) = (u16::MAX, u32::MAX, most, false);
-        let about = About { id: most, name, mac, queues, pid, namespace, far };
+        let about = About { id: most, name, mac, queues, pid, namespace, far, bridge: far };
         let totals = Totals::of([].iter());
-        let state = State { about, peers: vec![peer; PORTS_MOST - 1], totals };
+        let state = State { about, peers: vec![peer; PORTS_MOST - 1], totals, bridged: None };
         let (one, other) = meet::pair().map(|ends| ends.map(guarded)).unwrap().into();
         say(&one, &Answer::State(state.clone()), &[]).unwrap();
         assert_eq!(hear::<Answer>(&other).unwrap().unwrap().0, Answer::State(state));

@@ -221,7 +221,7 @@ fn a_crowd_meets_speaks_dies_and_comes_again() {
     setrlimit(Resource::RLIMIT_NOFILE, needs(processes), most).unwrap();
     let each = ports / processes;
     let folder = tempfile::tempdir().unwrap();
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     Room::create(folder.path(), "net", rules, None).unwrap();
     let range = |nth: u64| 1 + nth * each..1 + (nth + 1) * each;
     let began = Instant::now();

@@ -181,7 +181,7 @@ struct Model {
 impl Model {
     fn new() -> Model {
         let folder = tempfile::tempdir().unwrap();
-        let rules = Rules { addresses: Policy::Moving, storm: 0 };
+        let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
         Room::create(folder.path(), "net", rules, None).unwrap();
         let room = Room::open(folder.path(), "net").unwrap();
         let members = [1, 2].map(|number| Member::new(&room, number));

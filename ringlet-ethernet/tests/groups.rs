@@ -22,7 +22,7 @@ fn heard_before(member: &Member, number: u64) -> Vec<u64> {
 #[test]
 fn a_port_gets_the_groups_that_it_wants_from_then_on() {
     let folder = tempfile::tempdir().unwrap();
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     Room::create(folder.path(), "net", rules, None).unwrap();
     let room = Room::open(folder.path(), "net").unwrap();
     let [speaks, all, one, none] = [1, 2, 3, 4].map(|number| Member::new(&room, number));

@@ -49,7 +49,7 @@ struct Site {
 impl Site {
     fn new(folder: &Path, number: u8) -> Site {
         let base = folder.join(number.to_string());
-        let rules = Rules { addresses: Policy::Locked, storm: 0 };
+        let rules = Rules { addresses: Policy::Locked, storm: 0, bridge: false };
         Room::create(&base, "net", rules, None).unwrap();
         let room = Room::open(&base, "net").unwrap();
         let others = Arc::new(AtomicU64::new(0));

@@ -19,7 +19,8 @@ fn mac(number: u8) -> Mac {
 }
 
 fn ports(folder: &Path, count: u8) -> Vec<(Port, Queue)> {
-    Room::create(folder, "net", Rules { addresses: Policy::Static, storm: 0 }, None).unwrap();
+    Room::create(folder, "net", Rules { addresses: Policy::Static, storm: 0, bridge: false }, None)
+        .unwrap();
     let room = Room::open(folder, "net").unwrap();
     let open = |number| {
         let options = Options::new(format!("port{number}"), mac(number));

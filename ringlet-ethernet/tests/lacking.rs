@@ -22,7 +22,7 @@ const DESCRIPTORS: u64 = 64;
 #[test]
 fn a_guest_is_served_once_there_are_descriptors_again() {
     let folder = tempfile::tempdir().unwrap();
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     Room::create(folder.path(), "net", rules, None).unwrap();
     let room = Room::open(folder.path(), "net").unwrap();
     let own = Options::new("test", Mac([2, 0, 0, 0, 0, 1]));

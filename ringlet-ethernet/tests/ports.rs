@@ -22,7 +22,7 @@ use ringlet_ethernet::{Mac, Policy};
 const RING_BYTES: usize = 2 << 20;
 
 fn room(folder: &Path, addresses: Policy) -> Room {
-    Room::create(folder, "net", Rules { addresses, storm: 0 }, None).unwrap();
+    Room::create(folder, "net", Rules { addresses, storm: 0, bridge: false }, None).unwrap();
     Room::open(folder, "net").unwrap()
 }
 
@@ -296,7 +296,7 @@ fn who_has_come_is_sent_to() {
 fn a_storm_is_a_port_s_and_not_a_queue_s() {
     const RATE: u64 = 100;
     let folder = tempfile::tempdir().unwrap();
-    let rules = Rules { addresses: Policy::Moving, storm: RATE };
+    let rules = Rules { addresses: Policy::Moving, storm: RATE, bridge: false };
     Room::create(folder.path(), "net", rules, None).unwrap();
     let room = Room::open(folder.path(), "net").unwrap();
     let began = Instant::now();

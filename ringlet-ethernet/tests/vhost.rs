@@ -77,8 +77,13 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let folder = tempfile::tempdir().unwrap();
-        Room::create(folder.path(), "net", Rules { addresses: Policy::Static, storm: 0 }, None)
-            .unwrap();
+        Room::create(
+            folder.path(),
+            "net",
+            Rules { addresses: Policy::Static, storm: 0, bridge: false },
+            None,
+        )
+        .unwrap();
         let room = Room::open(folder.path(), "net").unwrap();
         let back = Back::begin(&room, folder.path());
         let (port, queues) = Port::open(room.clone(), Options::new("test", OURS), |_| ()).unwrap();

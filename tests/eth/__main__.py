@@ -21,6 +21,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent / "node")]
 
+from bridged import BRIDGED  # noqa: E402
 from far import FAR, multicasts  # noqa: E402
 from ground import can  # noqa: E402
 from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, has_failed, require, skip, wait_until  # noqa: E402
@@ -30,7 +31,7 @@ from ports import PORTS  # noqa: E402
 from protocols import PROTOCOLS  # noqa: E402
 
 NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool", "cc": "gcc"}
-SCENES = HOSTILE | PORTS | FAR | PROTOCOLS
+SCENES = HOSTILE | PORTS | FAR | PROTOCOLS | BRIDGED
 
 
 def scene(function):
@@ -384,6 +385,14 @@ def multicast(ground):
     """Each port gets a multicast frame once, in order, and the sender none."""
     one, *others = ground.hosts(4)
     multicasts(one, *others, count=100)
+
+
+@scene
+def bridged_likewise(ground):
+    """So it is on a bridge."""
+    ground.has_bridges = True
+    for play in (pings, vlans, captures, multicast):
+        play(ground)
 
 
 @scene

@@ -1,9 +1,9 @@
 """`ringlet eth` beside what else joins network namespaces without a kernel device between them: veth, vde2, slirp4netns and pasta; by turns.
 
-    python3 tests/eth/compare.py [--rounds N] [--ringlet PATH]     (as root)
+    python3 tests/eth/compare.py [--rounds N] [--ringlet PATH] [WAY...]     (as root; ringlet is always one of the ways)
 
 Of each: a stream of iperf3's TCP, and half a round trip of NetPIPE's 64 bytes. slirp4netns and pasta join a namespace to its host only, so there the
-server is in a namespace that is theirs. Ratios are of figures of one round: its median, with the least and the most.
+server is in a namespace that is theirs. `bridge` is a network with a bridge of the kernel's (`ringlet eth bridge`), `uplink` is from that to a TAP device. Ratios are of figures of one round: its median, with the least and the most.
 """
 
 import argparse
@@ -59,13 +59,37 @@ class Pair:
         server.kill()
 
 
+def await_ready(process):
+    wait_until(lambda: "ready" in process.tail() or process.poll() is not None, LIMIT_SECONDS, "what is to be ready")
+    require(process.poll() is None, process.tail())
+
+
 @way
 def ringlet(pair):
     """Two ports of a network."""
     network = pair.ground.network()
     for namespace in (pair.asks, pair.serves):
-        port = pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network)
-        wait_until(lambda port=port: "ready" in port.tail() or port.poll() is not None, LIMIT_SECONDS, "a port")
+        await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network))
+    pair.devices("vnet0")
+
+
+@way
+def bridge(pair):
+    """Two devices on a network's bridge."""
+    network = pair.ground.network()
+    pair.ground.bridge(network)
+    for namespace in (pair.asks, pair.serves):
+        await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network))
+    pair.devices("vnet0")
+
+
+@way
+def uplink(pair):
+    """A device on a network's bridge, and a TAP device beside it."""
+    network = pair.ground.network()
+    pair.ground.bridge(network)
+    for namespace, words in ((pair.asks, []), (pair.serves, ["--tap"])):
+        await_ready(pair.start(namespace, pair.ground.command, "eth", "up", "vnet0", "--network", network, *words))
     pair.devices("vnet0")
 
 
@@ -139,9 +163,12 @@ def round_trip(pair):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to measure")
     options = parser.parse_args()
+    if unknown := set(options.ways) - set(WAYS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     if os.geteuid() != 0:
         skip("only root makes namespaces and devices")
@@ -150,6 +177,8 @@ def main():
     programs = {"vde2": "vde_plug2tap", "slirp4netns": "slirp4netns", "pasta": "pasta"}
     ways = {}
     for name, make in WAYS.items():
+        if options.ways and name not in (*options.ways, "ringlet"):
+            continue
         if name in programs and which(programs[name]) is None:
             print(f"{name:12} is not installed")
         else:

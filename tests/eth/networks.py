@@ -25,6 +25,7 @@ class Ground:
     def __init__(self, command, directory, held, name="networks"):
         self.command, self.directory, self._held = str(pathlib.Path(command).resolve()), str(directory), held
         self.networks = str(pathlib.Path(directory) / name)
+        self.has_bridges = False
 
     def another(self, name):
         """Another machine's."""
@@ -49,7 +50,15 @@ class Ground:
     def network(self, *words):
         name = f"net{next(NUMBERS)}"
         self.must("create", name, *words)
+        if self.has_bridges:
+            self.bridge(name)
         return name
+
+    def bridge(self, network, *before):
+        bridge = self.start([*before, self.command, "eth", "bridge", network])
+        wait_until(lambda: "ready" in bridge.tail() or bridge.poll() is not None, LIMIT_SECONDS, "a bridge")
+        require(bridge.poll() is None, bridge.tail())
+        return bridge
 
     def namespace(self):
         name = f"ringlet-eth-{os.getpid()}-{next(NUMBERS)}"
@@ -73,7 +82,7 @@ class Ground:
         network = self.network(*words)
         hosts = [self.host(network, number, *options) for number in range(1, count + 1)]
         for host in hosts:
-            wait_until(lambda host=host: len(host.state()["peers"]) == count - 1, LIMIT_SECONDS, f"{count - 1} others: {host.state()['peers']}")
+            wait_until(lambda host=host: host.others() == count - 1, LIMIT_SECONDS, f"{count - 1} others: {host.state()}")
         return hosts
 
 
@@ -83,6 +92,10 @@ class Host:
         self.before = []
         self.mac = f"02:00:00:00:00:{number:02x}"
         self.ip, self.six = f"10.7.0.{number}", f"fd07::{number}"
+
+    def numbered(self, number):
+        self.number = number
+        return self
 
     def up(self):
         self.start_port()
@@ -112,6 +125,10 @@ class Host:
     def state(self):
         (state,) = json.loads(self.ground.must("stats", self.device, "--json", within=self.namespace))
         return state
+
+    def others(self):
+        state = self.state()
+        return state.get("bridged", len(state["peers"]))
 
     def dropped(self, why):
         return self.state()["totals"]["dropped"][why]

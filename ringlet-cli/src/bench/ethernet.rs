@@ -1,6 +1,6 @@
-//! TCP between two network namespaces, by the kernel's veth, by two ports of `ringlet eth`, by a port of each of two networks between which
-//! frames go by UDP over veth, or by UDP over veth as ETHOS had it: a stream, and a round trip, of plain sockets. All in this process, whose threads
-//! are in namespaces of their own: with it everything goes.
+//! TCP between two network namespaces: by the kernel's veth, by two ports of `ringlet eth`, by two devices on its bridge, by a port of each of two
+//! networks between which frames go by UDP over veth, or by UDP over veth as ETHOS had it: a stream, and a round trip, of plain sockets. All in this
+//! process, whose threads are in namespaces of their own: with it everything goes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,7 +16,7 @@ use nix::unistd::gettid;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::room::Rules;
-use ringlet_ethernet::{Policy, Room, span};
+use ringlet_ethernet::{Policy, Room, attached, bridge, span};
 use rustix::net::sockopt;
 use tun_rs::{DeviceBuilder, Layer};
 
@@ -64,7 +64,7 @@ pub fn between<T: 'static>(
     ask: impl FnOnce() -> Result<Vec<Figure>> + Send + 'static,
 ) -> Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     let rooms = (1..=2).map(|number| {
         // (One that both are on, or one of each host's.)
         let is_udp = by == Link::Udp;
@@ -76,6 +76,10 @@ pub fn between<T: 'static>(
     });
     let [room, theirs] =
         <[Room; 2]>::try_from(rooms.collect::<Result<Vec<_>>>()?).expect("two of them");
+    if by == Link::Bridge {
+        let room = room.clone();
+        begin(move |ready| joint(room, ready))?;
+    }
     let (far_thread, is_there) = mpsc::channel();
     let (made, is_made) = mpsc::channel();
     let (listens, is_listening) = mpsc::channel();
@@ -102,7 +106,7 @@ pub fn between<T: 'static>(
         let cable = match by {
             Link::Veth => Some(DEVICE),
             Link::Udp | Link::Ethos { .. } => Some(BELOW),
-            Link::Ringlet { .. } => None,
+            Link::Ringlet { .. } | Link::Bridge => None,
         };
         if let Some(name) = cable {
             let far = far.to_string();
@@ -146,7 +150,7 @@ pub fn tool(name: &str, words: &[&str]) -> Result<()> {
 fn attach(by: Link, mtu: u16, number: u8, room: Room) -> Result<()> {
     // (As a network between hosts is, or as one for large packets.)
     let below = match by {
-        Link::Veth | Link::Ringlet { .. } => None,
+        Link::Veth | Link::Ringlet { .. } | Link::Bridge => None,
         Link::Udp => Some(1500),
         Link::Ethos { packet } => Some(packet),
     };
@@ -164,6 +168,7 @@ fn attach(by: Link, mtu: u16, number: u8, room: Room) -> Result<()> {
         Link::Ethos { .. } => ethos(number)?,
         Link::Udp => begin(move |ready| port(1, mtu, room, ready))?,
         Link::Ringlet { queues } => begin(move |ready| port(queues, mtu, room, ready))?,
+        Link::Bridge => begin(move |ready| on_bridge(mtu, &room, ready))?,
     }
     ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
     ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
@@ -215,6 +220,22 @@ fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
     let is_ready = ready.clone();
     let says = move || _ = is_ready.send(Ok(()));
     let ended = span::up(&settings, room, mpsc::channel(), says, |_| ());
+    let _ = ready.send(ended.map_err(|error| format!("{error:#}")));
+}
+
+/// The bridge between the two.
+fn joint(room: Room, ready: &Sender<Result<(), String>>) {
+    let is_ready = ready.clone();
+    let says = move || _ = is_ready.send(Ok(()));
+    let ended = bridge::serve(room, 200, mpsc::channel(), says, |_| ());
+    let _ = ready.send(ended.map_err(|error| format!("{error:#}")));
+}
+
+fn on_bridge(mtu: u16, room: &Room, ready: &Sender<Result<(), String>>) {
+    let (device, mtu) = (DEVICE.into(), Some(mtu));
+    let settings = Settings { device, mtu, mac: None, queues: 1, persists: false, watch_us: 200 };
+    let is_ready = ready.clone();
+    let ended = attached::up(&settings, room, mpsc::channel(), move |_| _ = is_ready.send(Ok(())));
     let _ = ready.send(ended.map_err(|error| format!("{error:#}")));
 }
 

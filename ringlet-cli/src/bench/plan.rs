@@ -198,6 +198,7 @@ fn links() -> Vec<Contender> {
         by(report::ETHERNET_BASELINE, Link::Veth),
         by("ringlet eth", Link::Ringlet { queues: 1 }),
         by("ringlet eth, 2 queues", Link::Ringlet { queues: 2 }),
+        by("ringlet eth, bridge", Link::Bridge),
         by("frames by UDP", Link::Udp),
         by("ETHOS", Link::Ethos { packet: 1500 }),
         by("ETHOS, packets of 64 KB", Link::Ethos { packet: u16::MAX }),

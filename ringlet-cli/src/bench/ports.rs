@@ -42,7 +42,7 @@ fn mac(number: u8) -> Mac {
 /// Two ports that have met.
 fn ports() -> Result<[(Port, Queue); 2]> {
     let folder = tempfile::tempdir()?;
-    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    let rules = Rules { addresses: Policy::Moving, storm: 0, bridge: false };
     Room::create(folder.path(), "bench", rules, None)?;
     let room = Room::open(folder.path(), "bench")?;
     let open = |number| -> Result<(Port, Queue)> {

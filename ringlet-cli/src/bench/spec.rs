@@ -126,6 +126,8 @@ pub enum Link {
     Ringlet {
         queues: u16,
     },
+    /// `ringlet eth`, by a bridge of the kernel's.
+    Bridge,
     /// Two networks of that name which reach each other by UDP over veth, as two hosts' do, by packets of 1,500 bytes.
     Udp,
     /// Frames as ETHOS had them, each one datagram, over veth with packets of up to so many bytes.
