@@ -305,7 +305,8 @@ pub struct Facts {
     pub offer: Option<Offer>,
 }
 
-/// Where a server takes streams (`direct`), and what is said there: by who connects, and by the server to him. (When that has gone, its port is whose it likes.)
+/// Where a server takes streams (`direct`), and what is said there: by who connects, and by the server to him. (When that has gone, its port may be
+/// anybody's.)
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     pub address: SocketAddr,
