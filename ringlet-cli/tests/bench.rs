@@ -171,7 +171,7 @@ fn too_few_descriptors_are_told_and_what_there_are_enough_for_is_measured() {
     let (failed, measured): (Vec<_>, Vec<_>) =
         rows.iter().partition(|row| row["error"].is_string());
     // Each way once by 20 and once by 40.
-    assert_eq!((failed.len(), measured.len()), (5 + 3, 5 * 3 + 3), "{said}");
+    assert_eq!((failed.len(), measured.len()), (9 + 3, 9 * 3 + 3), "{said}");
     let why = "40 connections need 104 descriptors, and RLIMIT_NOFILE allows 90";
     assert!(failed.iter().all(|row| row["error"].as_str().unwrap().contains(why)), "{failed:?}");
     assert!(measured.iter().all(|row| row["what"].as_str().unwrap().contains("20")), "{said}");

@@ -30,6 +30,7 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import traceback
@@ -118,7 +119,8 @@ class End:
     def no_more_space(self):
         used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = used + SPACE_LEFT
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        # (By another process: a limit that a program sets for itself is its own memory's, and ringlet's comes beside it.)
+        subprocess.run(["prlimit", f"--pid={os.getpid()}", f"--as={most}"], check=True)
 
     def held(self):
         return len(os.listdir("/proc/self/fd")) + len(pathlib.Path("/proc/self/maps").read_text().splitlines())

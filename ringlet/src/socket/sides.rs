@@ -270,11 +270,6 @@ impl Incoming for In<'_> {
     }
 
     fn pass_mark(&self, wakes: bool) {
-        if let Some(Mark::Back(_)) = self.end.rx.mark(self.ring) {
-            // The doorbells before it are about to be thrown away, and another thread may sleep on one of them: the next `Start` rings for it. Before the
-            // credit, without which there is no next one.
-            self.words().data_wish().want(WANT_BYTE);
-        }
         if self.end.rx.pass_mark(self.ring) && wakes {
             wake_sender(self.socket, self.ring);
         }

@@ -510,38 +510,6 @@ fn a_sender_leaves_at_each_byte() {
     }
 }
 
-/// A direction goes back to the kernel and comes again, while a thread sleeps on it: another thread of the same process takes the doorbells of the
-/// first move away, and the sleeper hears of the second one.
-#[test]
-fn a_sleeper_hears_of_what_comes_behind_bells_that_another_thread_took() {
-    let worlds = two_worlds();
-    for kind in KINDS {
-        let pair = Pair::new(worlds, kind);
-        assert!(pair.falls_asleep(1));
-        // (One doorbell: it is there still when the other thread has had the bytes.)
-        assert_eq!(pair.send(0, 3), Ok(3));
-        assert!(pair.sides[1].would_wake());
-        assert_eq!(pair.receive(1, 3), Ok(3));
-        pair.sides[1].asleep.set(true);
-        pair.sides[0].with(|socket| {
-            let (end, ring) = (socket.end(), socket.outgoing().unwrap());
-            let _held = end.send_lock.take();
-            moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Unforgiving);
-        });
-        worlds::within(worlds[1], || {
-            let socket = table::socket(pair.sides[1].fd).unwrap();
-            let (end, ring) = (socket.end(), socket.incoming().unwrap());
-            let _held = end.receive_lock.take();
-            assert_eq!(moving::settle(socket, end, &ring), Ok(()));
-            assert_eq!(end.receiving(), Receiving::Kernel);
-        });
-        assert_eq!(pair.send(0, 3), Ok(3));
-        assert_eq!(pair.sides[0].with(|socket| socket.end().sending()), Sending::Ring);
-        pair.sleepers_were_woken();
-        pair.finish();
-    }
-}
-
 /// One end closes, shuts or dies behind each call of an exchange.
 #[test]
 fn an_end_comes_behind_each_call() {

@@ -34,7 +34,7 @@ mod tests {
     /// Ports of one address, in a row and as they come, and addresses in a row.
     #[test]
     fn neighbours_are_in_different_buckets() {
-        const BUCKETS: usize = 128;
+        const BUCKETS: usize = 32;
         let at = |host: u8, port: u16| {
             let mut ip = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
             ip[15] = host;
@@ -47,7 +47,7 @@ mod tests {
         for these in [ports, scattered, even, hosts] {
             let mut counts = [0; BUCKETS];
             these.iter().for_each(|address| counts[hash(address) % BUCKETS] += 1);
-            assert!(counts.iter().all(|count| (1..=24).contains(count)), "{counts:?}");
+            assert!(counts.iter().all(|count| (8..=72).contains(count)), "{counts:?}");
         }
     }
 }

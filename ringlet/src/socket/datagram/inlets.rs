@@ -23,7 +23,7 @@ const LANES_MAX_COUNT: u32 = 1024;
 /// Lanes that a receiver looks at; the others are turned to the kernel until something comes from there. So the price of a look does
 /// not grow with idle senders.
 const HOT_COUNT: usize = 32;
-const BUCKET_COUNT: usize = 128;
+const BUCKET_COUNT: usize = 32;
 /// After so many messages it is looked at what lanes are worth (`Mailbox::count`).
 const COOL_EVERY: u64 = 16;
 /// Not before so many, since who begins sleeps more than later.
@@ -65,6 +65,7 @@ pub fn begin(socket: &Socket) -> bool {
 }
 
 /// What comes in to one socket. One per `End`.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Mailbox {
     /// Its lanes; 0 when there is none.

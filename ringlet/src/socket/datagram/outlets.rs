@@ -20,9 +20,9 @@ use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
 
 const OUTLET_COUNT: u32 = 1 << 14;
-const BUCKET_COUNT: usize = 128;
+const BUCKET_COUNT: usize = 32;
 /// Destinations in one bucket; the one that was used longest ago is forgotten for a new one.
-const CHAIN_MAX: usize = 32;
+const CHAIN_MAX: usize = 128;
 /// While a lane is used, the kernel is asked this often whether its receiver still receives what is sent there (about a millisecond).
 const CHECK_TICKS: u64 = 3_000_000;
 /// A lane that was not used for so long is asked about too, when there is time (about a second).
@@ -54,6 +54,7 @@ pub fn first_step() -> u32 {
 }
 
 /// What goes out of one socket.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct Outbox {
     pub door: P32,
