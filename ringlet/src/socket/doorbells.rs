@@ -98,7 +98,7 @@ pub fn look_at_kernel(
 }
 
 /// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
-fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
+pub fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
     socket.sleepers.load(Ordering::SeqCst) > mine
         || end.holders.count() > 1
         || watched_by_sleepers(socket)

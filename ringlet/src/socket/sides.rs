@@ -1,6 +1,7 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
 //! `carrier`), the ring, the family's other threads, and the peer's words. Beside it what wakes the peer, and may start a direction for that.
 
+use super::doorbells::others_wait;
 use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
@@ -270,6 +271,10 @@ impl Incoming for In<'_> {
     }
 
     fn pass_mark(&self, wakes: bool) {
+        if others_wait(self.socket, self.end, 0) {
+            // Before the peer hears of it, and may send by the ring again: who sleeps may have been rung by a byte that is thrown away here.
+            self.ring.control().data_wish().want(WANT_BYTE);
+        }
         if self.end.rx.pass_mark(self.ring) && wakes {
             wake_sender(self.socket, self.ring);
         }

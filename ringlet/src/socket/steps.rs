@@ -1592,6 +1592,41 @@ impl Random {
     }
 }
 
+/// Another thread takes what a sleeper was rung for, and the doorbell with it, behind a way back to the kernel: what comes by the ring again rings.
+#[test]
+fn a_sleeper_is_rung_again_behind_a_way_back() {
+    let worlds = two_worlds();
+    for kind in KINDS {
+        let pair = Pair::new(worlds, kind);
+        assert!(pair.falls_asleep(1));
+        let side = &pair.sides[1];
+        side.with(|socket| socket.sleepers.fetch_add(1, Ordering::SeqCst));
+        assert_eq!(pair.send(0, 3), Ok(3));
+        assert!(side.would_wake());
+        assert_eq!(pair.receive(1, 3), Ok(3));
+        pair.sides[0].with(|socket| {
+            let (end, ring) = (socket.end(), socket.outgoing().unwrap());
+            let _held = end.send_lock.take().unwrap();
+            moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Unforgiving);
+        });
+        side.with(|socket| {
+            let (end, ring) = (socket.end(), socket.incoming().unwrap());
+            let _held = end.receive_lock.take().unwrap();
+            assert_eq!(moving::settle(socket, end, &ring), Ok(()));
+            assert_eq!(end.receiving(), Receiving::Kernel);
+        });
+        // (It was told of a byte that is not there any more, and sleeps on.)
+        assert_eq!(ringlet_linux::tcp::unread(side.fd), Ok(0));
+        side.asleep.set(true);
+        assert_eq!(pair.send(0, 3), Ok(3));
+        assert!(pair.sides[0].with(|socket| socket.end().sending() == Sending::Ring));
+        pair.sleepers_were_woken();
+        side.with(|socket| socket.sleepers.fetch_sub(1, Ordering::SeqCst));
+        assert_eq!(pair.receive(1, 3), Ok(3));
+        pair.finish();
+    }
+}
+
 /// Acts of both ends at random, each perhaps with one of the other end's at a random step of it; and an end.
 #[test]
 fn random_scripts() {
