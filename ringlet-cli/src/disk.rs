@@ -151,6 +151,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             Said::Lost(error) => {
                 writeln!(std::io::stderr(), "ringlet: {name} is not served for now: {error:#}")
             }
+            Said::Indirect(error) => {
+                writeln!(std::io::stderr(), "ringlet: {name} is served without --direct: {error:#}")
+            }
         };
     };
     ringlet_disk::serve(&options, reflect::host, say)?;

@@ -13,7 +13,7 @@ mod asks;
 mod serves;
 mod wire;
 
-pub use asks::{Asks, Broken, Waited};
+pub use asks::{Asks, Broken, HOLD, Waited};
 pub use serves::{Ended, Fence, Link, Pending, meet, serve};
 pub use wire::{Asked, HELLO_BYTES, Hello};
 #[cfg(test)]

@@ -15,7 +15,7 @@ use ringlet_reflect::{
     Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
 
-use crate::direct::{Asked, Asks, Broken, Waited};
+use crate::direct::{Asked, Asks, Broken, HOLD, Waited};
 use crate::file::Extent;
 use crate::layout::{
     self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
@@ -873,14 +873,15 @@ impl Session {
             if self.is_lost.load(Ordering::Relaxed) {
                 return Err(Lost);
             }
-            if self.asks.is_open(slots.len())
-                && let Some(slot) = slots.pop()
-            {
+            let is_open = self.asks.is_open(slots.len());
+            if is_open && let Some(slot) = slots.pop() {
                 return Ok(slot);
             }
+            // (For a stream that stands ready nobody waits longer than it is held for.)
+            let patience = if is_open { LOOK_AGAIN } else { HOLD };
             // ORDER: Relaxed: the lock tells of it.
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            let woken = self.freed.wait_timeout(slots, LOOK_AGAIN);
+            let woken = self.freed.wait_timeout(slots, patience);
             slots = woken.unwrap_or_else(PoisonError::into_inner).0;
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }

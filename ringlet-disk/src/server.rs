@@ -48,11 +48,23 @@ pub struct Options<'a> {
     pub direct: Option<SocketAddr>,
 }
 
+impl Options<'_> {
+    fn listen(&self) -> anyhow::Result<Option<TcpListener>> {
+        let Some(address) = self.direct else { return Ok(None) };
+        let listener = TcpListener::bind(address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .with_context(|| format!("connections can't be taken at {address}"))?;
+        Ok(Some(listener))
+    }
+}
+
 pub enum Said {
     /// Readers can come.
     Ready,
     /// They can't, for the time being.
     Lost(anyhow::Error),
+    /// They can, but by no connection of their own (`Options::direct`), until the next keeper.
+    Indirect(anyhow::Error),
 }
 
 /// Serves until it is killed, which loses nothing. An error if it can't begin; later on it waits for a keeper to come back, which `find` finds.
@@ -63,9 +75,7 @@ pub fn serve(
 ) -> anyhow::Result<()> {
     check_name(options.name)?;
     let disk = Disk::open(options.path, options.read_only)?;
-    let mut server = Server::new(options, &disk, find()?)?;
-    // (Its address may have gone by the time that a keeper is back: then by reflective memory alone.)
-    let without = Options { direct: None, ..*options };
+    let mut server = Server::new(options, &disk, find()?, || options.listen())?;
     loop {
         say(Said::Ready);
         server.run();
@@ -75,11 +85,20 @@ pub fn serve(
         let mut why = String::new();
         server = loop {
             thread::sleep(RETRY);
-            let began = find().and_then(|host| Server::new(options, &disk, host));
-            let began = began.or_else(|error| match options.direct {
-                Some(_) => Server::new(&without, &disk, find()?),
-                None => Err(error),
-            });
+            // (Its address may have gone by the time that a keeper is back: then by reflective memory alone.)
+            let mut lacks = None;
+            let listen = || {
+                Ok(options
+                    .listen()
+                    .inspect_err(|error| lacks = Some(format!("{error:#}")))
+                    .unwrap_or(None))
+            };
+            let began = find().and_then(|host| Server::new(options, &disk, host, listen));
+            if began.is_ok()
+                && let Some(why) = lacks
+            {
+                say(Said::Indirect(anyhow::anyhow!(why)));
+            }
             match began {
                 Ok(server) => break server,
                 Err(error) if format!("{error:#}") == why => {}
@@ -254,7 +273,12 @@ fn boot() -> u64 {
 }
 
 impl<'a> Server<'a> {
-    fn new(options: &Options<'a>, disk: &'a Disk, host: Host) -> anyhow::Result<Server<'a>> {
+    fn new(
+        options: &Options<'a>,
+        disk: &'a Disk,
+        host: Host,
+        listen: impl FnOnce() -> anyhow::Result<Option<TcpListener>>,
+    ) -> anyhow::Result<Server<'a>> {
         let (name, mode) = (options.name, options.mode);
         let locks = patiently(|| {
             let locks = host.locks(Part::Announcement.key(name), 1 + READERS, mode, false)?;
@@ -286,15 +310,8 @@ impl<'a> Server<'a> {
         let readers = (0..READERS).map(seat).collect();
         let table = Table { readers, gone: Vec::new(), from: 0, looked: Instant::now() };
         let host_name = host.state()?.host;
-        let listen = |address: SocketAddr| {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            Ok::<_, io::Error>((listener.local_addr()?, listener))
-        };
-        let listens = options.direct.map(|address| {
-            listen(address).with_context(|| format!("connections can't be taken at {address}"))
-        });
-        let (address, listener) = listens.transpose()?.unzip();
+        let listener = listen()?;
+        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
         let (token, welcome) = (secret()?, secret()?);
         let offer = address.map(|address| Offer { address, token, welcome });
         let facts = Facts {

@@ -963,6 +963,24 @@ def nobody_listens(place, _seed):
 
 
 @scene
+def address_goes(place, _seed):
+    """A server whose address has gone by the time that a keeper is back serves without connections, and says so."""
+    if place.name != "hosts":
+        raise Skipped("addresses of this host stay")
+    path, address = place.file(MB), ["address", "add", "198.51.100.7/32", "dev", "lo"]
+    run(*place.serves.argv("ip", *address))
+    with served(place, "moved", path, "--direct", "198.51.100.7") as server, attached(place, "moved") as reader:
+        client = connect(reader.uri)
+        client.pwrite(b"before", 0)
+        address[1] = "del"
+        run(*place.serves.argv("ip", *address))
+        place.end_keeper(0)
+        wait_until(lambda: "is served without --direct" in server.process.tail(), LIMIT, "it to be said")
+        require("198.51.100.7" in server.process.tail(), server.process.tail())
+        require(client.pread(6, 0) == b"before", "other bytes")
+
+
+@scene
 def wrong(place, _seed):
     """What can't be is said, and why."""
     path = place.file(MB)

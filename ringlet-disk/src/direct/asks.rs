@@ -22,7 +22,7 @@ use crate::wait::LOOK_AGAIN;
 const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 1000 });
 /// All of a reader's requests go one way. For one that stands ready new ones wait so long for those that are under way, and again so much later: one of
 /// these may take its time.
-const HOLD: Duration = Duration::from_millis(20);
+pub const HOLD: Duration = Duration::from_millis(20);
 const HOLD_AGAIN: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_millis(500);
 /// Where a reader comes that waits for it.
@@ -57,6 +57,12 @@ struct State {
     /// Somebody receives, and others wait for that.
     is_received: bool,
     waiting: usize,
+}
+
+impl State {
+    fn has(&self, link: &Link) -> bool {
+        self.link.as_ref().is_some_and(|now| now.number == link.number)
+    }
 }
 
 struct Link {
@@ -337,6 +343,10 @@ impl Asks {
             if let Some((next, done)) = head {
                 if *done < next.length {
                     let mut slot = self.bytes(next.slot);
+                    // (Behind its end a slot's bytes are another request's, whoever still receives here.)
+                    if !self.is_current(link) {
+                        return Err(io::ErrorKind::BrokenPipe.into());
+                    }
                     let place = &mut slot[*done..next.length];
                     let had = place.len().min(*to - *from);
                     if had > 0 {
@@ -399,11 +409,14 @@ impl Asks {
         }
     }
 
+    fn is_current(&self, link: &Link) -> bool {
+        self.state().has(link)
+    }
+
     fn conclude(&self, link: &Link, head: Head) {
         let mut state = self.state();
-        let is_there = state.link.as_ref().is_some_and(|now| now.number == link.number);
         // (Behind its end it is asked for again.)
-        if is_there && state.asked[head.slot].take().is_some() {
+        if state.has(link) && state.asked[head.slot].take().is_some() {
             // ORDER: Release, pairs with Acquire in `answer`.
             self.words[head.slot].store(head.word, Ordering::Release);
         }
@@ -467,5 +480,50 @@ impl Link {
         let input = Input { bytes: vec![0; INPUT_BYTES].into(), from: 0, to: 0, head: None };
         let (input, output) = (Mutex::new(input), Mutex::default());
         Ok(Link { stream, number: hello.stream, input, output })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::direct::wire;
+    use crate::layout::answer;
+
+    #[test]
+    fn what_comes_behind_the_end_of_a_stream_is_in_no_slot() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let [welcome, token] = [[1, 2], [3, 4]];
+        let offer = Offer { address: listener.local_addr().unwrap(), token, welcome };
+        let asks = Asks::new(Some(offer), 0, 1);
+        let theirs = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&wire::welcome(welcome)).unwrap();
+            stream
+        });
+        asks.connect();
+        let mut theirs = theirs.join().unwrap();
+        assert!(asks.is_open(SLOTS));
+        let (slot, number, length) = (3, 7, 4096);
+        let request = Request { op: Op::Read, flags: 0, offset: 0, length: length as u64, over: 0 };
+        asks.ask(slot, number, request).unwrap();
+        let head = Head { slot, word: answer(number, Ok(())), length }.bytes();
+        theirs.write_all(&[&head[..], &vec![5; length / 2]].concat()).unwrap();
+        let link = asks.state().link.clone().unwrap();
+        let has_half = || locked(&link.input).head.is_some_and(|(_, done)| done == length / 2);
+        let began = Instant::now();
+        while !has_half() {
+            assert!(began.elapsed() < Duration::from_secs(60));
+            let _ = asks.receive(&link);
+        }
+        // (What has come before the end is still there to be received.)
+        theirs.write_all(&vec![6; length / 2]).unwrap();
+        look(&mut [PollFd::new(&link.stream, PollFlags::IN)], LOOK_AGAIN).unwrap();
+        assert_eq!(asks.leave(&Broken(link.number)).asked.len(), 1);
+        asks.bytes(slot).fill(9);
+        let _ = asks.receive(&link);
+        assert!(asks.bytes(slot).iter().all(|byte| *byte == 9));
     }
 }
