@@ -1,7 +1,7 @@
 //! Doorbells on the kernel's connection: telling them from the end of the stream, and taking them away.
 
-use super::epoll::registration::{end_rests, may_sleep_on, watched_by_sleepers};
-use super::sides::{answer_return, go_back_if_orphan, seen};
+use super::epoll::registration::{end_rests, may_sleep_on};
+use super::sides::{answer_return, go_back_if_orphan, others_wait, seen};
 use super::table::{End, Receiving, Sending, Socket, Stage};
 use super::{carrier, channel, words};
 use ringlet_core::bells;
@@ -95,13 +95,6 @@ pub fn look_at_kernel(
             Ok(None)
         }
     }
-}
-
-/// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
-pub fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
-    socket.sleepers.load(Ordering::SeqCst) > mine
-        || end.holders.count() > 1
-        || watched_by_sleepers(socket)
 }
 
 /// The kernel has reported these events of the descriptor (poll's and epoll's are the same). While the stream comes by the ring, bytes alone are

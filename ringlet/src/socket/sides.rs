@@ -1,8 +1,7 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
 //! `carrier`), the ring, the family's other threads, and the peer's words. Beside it what wakes the peer, and may start a direction for that.
 
-use super::doorbells::others_wait;
-use super::epoll::registration::{receiving_changed, sending_changed};
+use super::epoll::registration::{receiving_changed, sending_changed, watched_by_sleepers};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
@@ -603,4 +602,11 @@ pub fn seen(socket: &Socket, end: &End, ring: &SegmentRing, peeked: Sys<usize>) 
     let ended = !matches!(peeked, Ok(1..));
     let waiting = peeked.unwrap_or(0) as u64;
     Seen { ended, waiting, ring: incoming(socket, end, ring).head() }
+}
+
+/// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
+pub fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
+    socket.sleepers.load(Ordering::SeqCst) > mine
+        || end.holders.count() > 1
+        || watched_by_sleepers(socket)
 }
