@@ -23,5 +23,5 @@ pub use hosts::Hosts;
 pub use lane::{Lane, WakesOne};
 pub use link::{Bells, Link, Progress};
 pub use memory::Memory;
-pub use pipe::{Failed, PIPE_BYTES, PIPE_MESSAGES, Pipe};
-pub use trunk::{Event, LaneName, Trunk};
+pub use pipe::{Failed, PIPE_BYTES, Pipe};
+pub use trunk::{Event, LaneName, PIPE_MESSAGES, Trunk};

@@ -16,9 +16,8 @@ pub struct Pipe {
     frame: Vec<u8>,
 }
 
-/// The longest message; and what may wait at either end.
+/// The longest message.
 pub const PIPE_BYTES: usize = FRAME_BYTES - 4 - 1;
-pub const PIPE_MESSAGES: usize = 1024;
 
 /// The other end has gone, or can't be reached any more. For good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

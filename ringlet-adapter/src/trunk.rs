@@ -3,7 +3,6 @@
 use crate::adapter::Serve;
 use crate::half::Operation;
 use crate::link::Progress;
-use crate::pipe::PIPE_MESSAGES;
 use crate::wire;
 use ringlet_fabric::{Control, Error, Memory, Node, NotTaken, Number, Told, Transport};
 use rustix::fd::BorrowedFd;
@@ -11,6 +10,8 @@ use std::cell::{RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
+/// Plain messages that may wait at either end of a pipe.
+pub const PIPE_MESSAGES: usize = 1024;
 /// What waits for a lane's turn: more than an honest one sends.
 const WAITING_MOST: usize = 4096;
 

@@ -223,12 +223,8 @@ pub const SHUT: u32 = 1;
 pub const SHUT_READ: u32 = 2;
 pub const SHUT_UNREAD: u32 = 3;
 
-/// Bits of a wish (`wait::Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's bell.
-pub const WANT_NOTHING: u32 = 0;
-pub const WANT_BYTE: u32 = 1;
-pub const WANT_EVENT: u32 = 2;
-/// By a bit on the ready board of my home context, and then as its interrupt flag says (`ready`). Only for data.
-pub const WANT_READY: u32 = 4;
+pub use crate::wait::{WANT_BYTE, WANT_EVENT, WANT_NOTHING, WANT_READY};
+
 /// Values of `Sender::attached`, once it is: by what the sender rings. The context's eventfd rings when its page says so, a bell by name when a
 /// wish says `WANT_EVENT`.
 pub const RINGS_BY_BYTE: u32 = WANT_BYTE;

@@ -15,8 +15,14 @@
 //! consistent operations, so the sleeper's second look finds the record. A sender rings once per value of the word: further
 //! records are free until the sleeper has moved.
 
-use crate::layout::WANT_NOTHING;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bits of a wish (`Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's bell.
+pub const WANT_NOTHING: u32 = 0;
+pub const WANT_BYTE: u32 = 1;
+pub const WANT_EVENT: u32 = 2;
+/// By a bit on the ready board of my home context, and then as its interrupt flag says (`ready`). Only for data.
+pub const WANT_READY: u32 = 4;
 
 const SLEEPERS: u64 = 0xffff;
 const CHANGE: u64 = 0x1_0000;

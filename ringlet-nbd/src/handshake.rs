@@ -2,11 +2,9 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 
 use ringlet_disk::{Reader, Source};
 
-use crate::Export;
 use crate::wire::{ALLOCATION, Agreed, REQUEST_MOST};
 
 const MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -113,9 +111,11 @@ fn queried(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
 }
 
 /// The disk's seat that is for this connection from now on, and how it is spoken there. `None`: its client wants no more.
-pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<(Reader, Agreed)>> {
-    let mut stream: &UnixStream = peer;
-    let disk = &export.source;
+pub fn handshake(
+    mut stream: &UnixStream,
+    disk: &Source,
+    seat: impl Fn() -> anyhow::Result<Reader>,
+) -> io::Result<Option<(Reader, Agreed)>> {
     let is_ours = |name: &[u8]| name.is_empty() || name == disk.name().as_bytes();
     let mut greeting = [MAGIC.to_be_bytes(), OPTION.to_be_bytes()].concat();
     greeting.extend(((FIXED | NO_ZEROES) as u16).to_be_bytes());
@@ -140,7 +140,7 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<(
             EXPORT_NAME if agreed.extended => return Ok(None),
             EXPORT_NAME => {
                 // (Of what is wrong there is no answer.)
-                let Some(Ok(reader)) = is_ours(&data).then(|| export.reader(peer)) else {
+                let Some(Ok(reader)) = is_ours(&data).then(|| seat()) else {
                     return Ok(None);
                 };
                 let mut answer = disk.bytes().to_be_bytes().to_vec();
@@ -165,7 +165,7 @@ pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<(
                     reply(stream, option, UNKNOWN, b"another disk is shown here")?;
                 }
                 Some((_, kinds)) => {
-                    let reader = if option == GO { Some(export.reader(peer)) } else { None };
+                    let reader = if option == GO { Some(seat()) } else { None };
                     let reader = match reader.transpose() {
                         Ok(reader) => reader,
                         Err(error) => {

@@ -128,7 +128,7 @@ impl Export<'_> {
             drop(before);
             done
         };
-        let met = handshake::handshake(stream, self);
+        let met = handshake::handshake(stream, &self.source, || self.reader(stream));
         let done = met.and_then(|reader| reader.map_or(Ok(()), serve));
         self.forget(stream);
         done

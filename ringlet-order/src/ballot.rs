@@ -1,6 +1,6 @@
 //! Who decides on the next view: single-decree Paxos among the nodes of the present one.
 
-use crate::wire::Change;
+use crate::view::Change;
 
 /// A round, and in its lowest bits the proposer's place among the acceptors: no two proposers have the same. 0 is none.
 pub type Ballot = u64;
@@ -64,8 +64,8 @@ pub fn is_quorum(electorate: &[bool], there: impl Fn(usize) -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Life;
-    use crate::wire::Seat;
+    use crate::api::Life;
+    use crate::view::Seat;
 
     fn change(number: u64) -> Change {
         let life = Life { node: "a".into(), incarnation: 1 };

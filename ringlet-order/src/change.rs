@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::api::{Life, Output};
 use crate::ballot::{self, Ballot, is_quorum, place_of};
 use crate::flow::{Membership, WINDOWS};
 use crate::log::Log;
 use crate::order::{Order, Standing};
-use crate::wire::{self, Change, Entries, Frame, MEMBERS, NO_ENTRIES, Seat};
-use crate::{Life, Output, Parcel};
+use crate::parcel::Parcel;
+use crate::view::{Change, Seat};
+use crate::wire::{self, Entries, Frame, MEMBERS, NO_ENTRIES};
 
 /// An attempt takes so many times the time of silence at most; then another one asks anew.
 const PATIENCE: u32 = 4;

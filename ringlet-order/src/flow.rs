@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::api::{Life, Output, View};
 use crate::log::Log;
 use crate::order::{Order, Standing};
-use crate::wire::{self, Change, Entries, Frame, NO_ENTRIES, Status};
-use crate::{Life, Output, Parcel, View};
+use crate::parcel::Parcel;
+use crate::view::Change;
+use crate::wire::{self, Entries, Frame, NO_ENTRIES, Status};
 
 /// Of payloads, on their way to one member, or to the hub. (Less than most networks keep for who is slow: so it is not lost there, nor waited for.)
 const UNDER_WAY_BYTES: u64 = 1 << 19;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::api::{Life, NotTaken, Output, PAYLOAD_BYTES, Settings, View};
 use crate::ballot::{Acceptor, is_quorum};
 use crate::change::Attempt;
 use crate::flow::Membership;
 use crate::log::Usage;
-use crate::wire::{self, Change, Frame, MEMBERS, NAME_BYTES, Seat, Status};
-use crate::{Life, NotTaken, Output, PAYLOAD_BYTES, Settings, View};
+use crate::view::{Change, Seat};
+use crate::wire::{self, Frame, MEMBERS, NAME_BYTES, Status};
 
 /// Who acknowledges nothing for so many times the time of silence, and is owed something, is dead.
 const STALLED: u32 = 4;

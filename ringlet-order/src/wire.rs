@@ -1,8 +1,10 @@
 //! Frames between nodes, and what is kept, as bytes. What comes is hostile: each length is checked before it is used, and a fault has a name.
 
+use crate::api::{FRAME_BYTES, Life, PAYLOAD_BYTES};
 use crate::ballot::{Acceptor, Ballot};
 use crate::log::Entry;
-use crate::{FRAME_BYTES, Life, PAYLOAD_BYTES, Parcel};
+use crate::parcel::Parcel;
+use crate::view::{Change, Seat};
 
 /// Of frames: nodes whose users say other things to each other hear nothing of each other. And of what is kept.
 pub const VERSION: u8 = 2;
@@ -19,32 +21,6 @@ pub type Fault = &'static str;
 
 /// No view, place in the order or ballot is beyond it: what is added to one never overflows.
 const BEYOND: u64 = 1 << 62;
-
-/// A member of a view: whether it begins there, knowing nothing; and how many of its own were delivered before.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Seat {
-    pub life: Life,
-    pub joins: bool,
-    pub count: u64,
-}
-
-/// A view, as it is decided on: `start` is the last place in the order before it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Change {
-    pub number: u64,
-    pub start: u64,
-    pub members: Vec<Seat>,
-}
-
-impl Change {
-    pub fn place(&self, life: &Life) -> Option<usize> {
-        self.members.iter().position(|member| member.life == *life)
-    }
-
-    pub fn place_of_node(&self, node: &str) -> Option<usize> {
-        self.members.iter().position(|member| member.life.node == node)
-    }
-}
 
 /// What each tells the others at times, and when there is something new.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -73,7 +73,7 @@ mod as_kernel {
             next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags)
         });
         // SAFETY: the program's own arguments.
-        crate::edge::result(unsafe { data::recvmsg(&call, fd, message, flags) })
+        crate::errno::result(unsafe { data::recvmsg(&call, fd, message, flags) })
     }
 
     pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
@@ -81,7 +81,7 @@ mod as_kernel {
             next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags)
         });
         // SAFETY: the program's own arguments.
-        crate::edge::result(unsafe { data::sendmsg(&call, fd, message, flags) })
+        crate::errno::result(unsafe { data::sendmsg(&call, fd, message, flags) })
     }
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn recvmmsg(
                 timeout
             ) as isize
         });
-        crate::edge::result(data::recvmmsg(&call, fd, messages, count, flags, timeout)) as c_int
+        crate::errno::result(data::recvmmsg(&call, fd, messages, count, flags, timeout)) as c_int
     }
 }
 
@@ -176,5 +176,5 @@ pub unsafe extern "C" fn sendmmsg(
         ) as isize
     });
     // SAFETY: the program's own arguments.
-    crate::edge::result(unsafe { data::sendmmsg(&call, fd, messages, count, flags) }) as c_int
+    crate::errno::result(unsafe { data::sendmmsg(&call, fd, messages, count, flags) }) as c_int
 }

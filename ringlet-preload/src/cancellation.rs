@@ -1,6 +1,6 @@
 //! Where a thread can be cancelled while it is inside ringlet: libc's own calls, made with a note of what is to be put away then.
 
-use crate::edge;
+use crate::errno;
 use crate::next;
 use crate::next_of;
 use libc::{c_int, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
@@ -33,7 +33,7 @@ unsafe extern "C" fn run(cancelled: *mut c_void) {
 }
 
 fn told(done: c_int) -> Sys<usize> {
-    edge::told(done as isize)
+    errno::told(done as isize)
 }
 
 /// libc's mask, of which the kernel reads the first 64 bits.

@@ -1,7 +1,8 @@
 //! Calls that make, name, change or close descriptors (`ringlet_agent::descriptors`), and libc's streams and threads that use them below our
 //! feet.
 
-use crate::edge::{Call, result};
+use crate::edge::Call;
+use crate::errno::result;
 use crate::processes::{execve, execveat, forking, lends, makes_copy};
 use crate::{also, next, served};
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, sigset_t, sockaddr, socklen_t};

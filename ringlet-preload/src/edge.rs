@@ -1,36 +1,13 @@
 //! How a call comes from libc's function to the agent, and goes on to libc: results and errno, cancellation, and libc's own calls by number.
 
+use crate::errno::told;
 use crate::{cancellation, next};
 use libc::{c_int, c_void};
 use ringlet_agent::Edge;
-use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::sys::{self, Sys};
 
 /// A call of one of libc's functions: how it is passed on.
 pub struct Call<F>(pub F);
-
-/// What libc's function returned, with its errno.
-#[inline(always)]
-pub fn told(done: isize) -> Sys<usize> {
-    // SAFETY: libc's errno of this thread.
-    if done == -1 { Err(Errno(unsafe { *libc::__errno_location() })) } else { Ok(done as usize) }
-}
-
-pub fn set_errno(value: i32) {
-    // SAFETY: libc's errno of this thread.
-    unsafe { *libc::__errno_location() = value };
-}
-
-/// A result as libc returns it.
-#[inline(always)]
-pub fn result(value: Sys<usize>) -> isize {
-    match value {
-        Ok(n) => n as isize,
-        Err(Errno(error)) => {
-            set_errno(error);
-            -1
-        }
-    }
-}
 
 impl<F: Fn() -> isize> Edge for Call<F> {
     #[inline(always)]
@@ -92,7 +69,7 @@ macro_rules! served {
             // SAFETY: the program's own arguments.
             #[allow(unused_unsafe, clippy::macro_metavars_in_unsafe)]
             let done = unsafe { $agent(&call, $($given),*) };
-            $crate::edge::result(done) as $result
+            $crate::errno::result(done) as $result
         }
     )*};
 }

@@ -11,6 +11,7 @@ mod calls;
 mod cancellation;
 mod descriptors;
 mod edge;
+mod errno;
 mod limits;
 mod musl;
 mod next;
@@ -22,7 +23,7 @@ mod waits;
 #[cfg(panic = "abort")]
 mod without_std;
 
-pub(crate) use edge::set_errno;
+pub(crate) use errno::set_errno;
 
 // That libc is loaded before us, and under which names and versions its functions are there. (musl takes this name for its own.)
 #[link(name = "c")]

@@ -1,6 +1,7 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
-use crate::edge::{Call, result};
+use crate::edge::Call;
+use crate::errno::result;
 use crate::{next, next_of, set_errno};
 use core::arch::naked_asm;
 use core::ptr::null_mut;

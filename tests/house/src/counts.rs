@@ -114,12 +114,8 @@ pub fn all(root: &Path, crates: &[Crate]) -> Result<Vec<Count>> {
             arrows
                 .iter()
                 .flat_map(|(of, arrows)| {
-                    cycles::knots(arrows).into_iter().map(move |knot| (of, knot))
-                })
-                .flat_map(|(of, knot)| {
-                    let all: Vec<_> = knot.iter().map(String::as_str).collect();
-                    let all = all.join(", ");
-                    knot.iter().map(|_| format!("{}: {all}", of.name)).collect::<Vec<_>>()
+                    let knots = cycles::knots(arrows).into_iter().flatten();
+                    knots.map(move |(module, uses)| format!("{}: {module} uses {uses}", of.name))
                 })
                 .collect(),
         ),

@@ -144,14 +144,19 @@ fn reached(from: &str, arrows: &Arrows) -> BTreeSet<String> {
     found
 }
 
-/// Modules that use each other, directly or not.
-pub fn knots(arrows: &Arrows) -> BTreeSet<BTreeSet<String>> {
+/// Modules that use each other, directly or not: each with what it uses of its knot.
+pub fn knots(arrows: &Arrows) -> BTreeSet<Vec<(String, String)>> {
     let reach: BTreeMap<_, _> =
         arrows.keys().map(|name| (name.clone(), reached(name, arrows))).collect();
     let in_one = arrows.keys().filter(|name| reach[*name].contains(*name));
     in_one
         .map(|name| {
-            reach[name].iter().filter(|other| reach[*other].contains(name)).cloned().collect()
+            let knot = reach[name].iter().filter(|other| reach[*other].contains(name));
+            let uses = |of: &String| {
+                let uses = arrows[of].iter().filter(|other| reach[*other].contains(of));
+                (of.clone(), uses.cloned().collect::<Vec<_>>().join(", "))
+            };
+            knot.map(uses).collect()
         })
         .collect()
 }
@@ -187,7 +192,8 @@ mod tests {
 
     fn knotted(texts: &[(&str, &str)]) -> Vec<Vec<String>> {
         let knots = knots(&arrows(&of(texts)));
-        knots.into_iter().map(|knot| knot.into_iter().collect()).collect()
+        let names = |knot: Vec<(String, String)>| knot.into_iter().map(|(name, _)| name);
+        knots.into_iter().map(|knot| names(knot).collect()).collect()
     }
 
     #[test]
