@@ -140,7 +140,7 @@ pub fn handshake(
             EXPORT_NAME if agreed.extended => return Ok(None),
             EXPORT_NAME => {
                 // (Of what is wrong there is no answer.)
-                let Some(Ok(reader)) = is_ours(&data).then(|| seat()) else {
+                let Some(Ok(reader)) = is_ours(&data).then(&seat) else {
                     return Ok(None);
                 };
                 let mut answer = disk.bytes().to_be_bytes().to_vec();
