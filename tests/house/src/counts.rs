@@ -18,6 +18,21 @@ const LINES_MOST: usize = 700;
 const BRANCHES_MOST: usize = 20;
 /// Of a line of the architecture's documents.
 const LETTERS_MOST: usize = 120;
+/// Of a sentence.
+const WORDS_MOST: usize = 30;
+const DOCUMENTS: [&str; 11] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "SPECIFICATION.md",
+    "REVIEW.md",
+    "HACKING.md",
+    "CHANGELOG.md",
+    "tests/README.md",
+    "conformance/README.md",
+    "deploy/README.md",
+    "fuzz/README.md",
+    "ringlet-node/THREATS.md",
+];
 /// Structures of `ringlet` that several modules write.
 const SHARED: [&str; 3] = ["End", "Socket", "Watch"];
 /// Types that each have one meaning.
@@ -153,6 +168,11 @@ pub fn all(root: &Path, crates: &[Crate]) -> Result<Vec<Count>> {
                 let lines = module.text.lines().zip(1..).filter(|(line, _)| is_poor(line));
                 lines.map(|(line, number)| (number, line.trim().to_owned())).collect()
             }),
+        ),
+        count(
+            "long sentences",
+            "a sentence of a document has 30 words at most, and a subject",
+            long_sentences(root)?,
         ),
         count(
             "long lines of ARCHITECTURE",
@@ -294,10 +314,92 @@ fn of_one_name(modules: &[(&Crate, &Module)], place: &dyn Fn(&Module) -> String)
     several.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()
 }
 
+/// Of paragraphs and lists: what is in tables and code is none.
+fn sentences(text: &str) -> Vec<(usize, String)> {
+    let (mut found, mut paragraph, mut begins, mut is_code) = (Vec::new(), String::new(), 0, false);
+    let mut end = |paragraph: &mut String, begins: usize| {
+        // (A link's text is read, and its address is not.)
+        let mut prose = String::new();
+        let mut rest = &*std::mem::take(paragraph);
+        while let Some((before, behind)) = rest.split_once("](") {
+            prose += before;
+            rest = behind.split_once(')').map_or("", |(_, rest)| rest);
+        }
+        prose += rest;
+        let mut sentence = Vec::new();
+        for word in prose.split_whitespace() {
+            sentence.push(word);
+            if word.trim_end_matches([')', '*', '"', '`']).ends_with(['.', '!', '?', ':', ';']) {
+                found.push((begins, std::mem::take(&mut sentence).join(" ")));
+            }
+        }
+        found.push((begins, sentence.join(" ")));
+    };
+    for (line, number) in text.lines().zip(1..) {
+        let trimmed = line.trim_start();
+        is_code ^= trimmed.starts_with("```");
+        let is_prose =
+            !is_code && !trimmed.starts_with(['|', '#', '`']) && !line.starts_with("    ");
+        let is_item =
+            trimmed.starts_with("- ") || trimmed.starts_with(|c: char| c.is_ascii_digit());
+        if trimmed.is_empty() || !is_prose || is_item {
+            end(&mut paragraph, begins);
+        }
+        if is_prose {
+            if paragraph.is_empty() {
+                begins = number;
+            }
+            paragraph += line;
+            paragraph.push(' ');
+        }
+    }
+    end(&mut paragraph, begins);
+    found
+}
+
+fn long_sentences(root: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for name in DOCUMENTS {
+        let text = fs::read_to_string(root.join(name))?;
+        let long = sentences(&text).into_iter().filter_map(|(line, sentence)| {
+            let words = sentence.split_whitespace().count();
+            (words > WORDS_MOST).then(|| format!("{name}:{line}: {words} words: {sentence}"))
+        });
+        found.extend(long);
+    }
+    Ok(found)
+}
+
 fn long_lines(root: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(root.join("ARCHITECTURE.md"))?;
     // (A table's row is one line.)
     let is_long = |line: &str| !line.starts_with('|') && line.chars().count() > LETTERS_MOST;
     let lines = text.lines().zip(1..).filter(|(line, _)| is_long(line));
     Ok(lines.map(|(_, number)| format!("ARCHITECTURE.md:{number}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_those_that_are_read() {
+        let text = "# A title that is none. Not this.\nOne [two](a/long.path) three.\nFour\nfive.\n\n| a | table. |\n\n- An item\n  goes on. It ends.\n\n    code is none.\n\n```\nnor this.\n```\n";
+        let found: Vec<_> =
+            sentences(text).into_iter().filter(|(_, said)| !said.is_empty()).collect();
+        let said =
+            [(2, "One [two three."), (2, "Four five."), (8, "- An item goes on."), (8, "It ends.")];
+        assert_eq!(found, said.map(|(line, said)| (line, said.to_owned())));
+    }
+
+    #[test]
+    fn branches_are_counted() {
+        let conditions = "if a && b { return 1; }".repeat(BRANCHES_MOST / 2);
+        for (more, expected) in [("", 0), ("for x in y {}", 1)] {
+            let text = format!("impl S {{ fn f() -> u8 {{ {conditions} {more} 0 }} }}");
+            let items = syn::parse_file(&text).unwrap().items;
+            let module = Module { name: String::new(), path: "s.rs".into(), text, items };
+            assert_eq!(branching(&module).len(), expected, "{more}");
+        }
+    }
 }
