@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use netlink_sys::Socket;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::device::{End, Settings, check_name, mtu_of};
 use crate::frame::Mac;
+use crate::links::{self, Links};
 use crate::room::Room;
 use crate::wire::{Answer, Ask, Device, hear, hello, say};
 
@@ -31,31 +32,27 @@ pub fn up(
     let mac = settings.mac.map_or_else(Mac::random, Ok)?;
     let device = Device { name: settings.device.clone(), mac, mtu: mtu_of(settings)? };
     // (It says where the device is to be, and who may make it.)
-    let kernel = Socket::new(NETLINK_ROUTE)?;
+    let kernel = links::socket()?;
     kernel.set_non_blocking(true)?;
+    let links = Links::open()?;
     let until = Instant::now() + PATIENCE;
     let socket = loop {
-        match room.bridge(until)? {
-            Some(socket) => break socket,
-            // (It is begun again, it may be.)
-            None if room.rules.bridge && !room.is_squatted() && Instant::now() < until => {
-                std::thread::sleep(TRY_AGAIN);
-            }
-            None => bail!(
-                "network {0:?} has no bridge now: `ringlet eth bridge {0}`, or its unit, begins one; --tap makes a TAP device",
-                room.name
-            ),
+        let socket = await_bridge(room, until)?;
+        say(&socket, &hello(Ask::Attach(device.clone())), &[kernel.as_raw_fd()])?;
+        let refused = match next(&socket, Some(until)).context("the bridge does not answer")? {
+            Answer::Done => break socket,
+            Answer::Refused(why) => why,
+            other => bail!("an answer to something else: {other:?}"),
+        };
+        let error = refusal(&kernel);
+        let may_come = error == Some(libc::EEXIST) && links.is_going(&device.name);
+        if !may_come || Instant::now() >= until {
+            let why = error.map_or(refused, |error| explain(error, &device.name));
+            bail!("{} can't be made: {why}", device.name);
         }
+        // (It is of a bridge that was killed.)
+        std::thread::sleep(TRY_AGAIN);
     };
-    say(&socket, &hello(Ask::Attach(device)), &[kernel.as_raw_fd()])?;
-    match next(&socket, Some(until)).context("the bridge does not answer")? {
-        Answer::Done => {}
-        Answer::Refused(why) => {
-            let why = refusal(&kernel, &settings.device).unwrap_or(why);
-            bail!("{} can't be made: {why}", settings.device)
-        }
-        other => bail!("an answer to something else: {other:?}"),
-    }
     ready(mac);
     let socket = std::sync::Arc::new(socket);
     let theirs = std::sync::Arc::clone(&socket);
@@ -83,6 +80,21 @@ pub fn up(
     }
 }
 
+/// (It is begun again, it may be.)
+fn await_bridge(room: &Room, until: Instant) -> Result<Guarded> {
+    loop {
+        if let Some(socket) = room.bridge(until)? {
+            return Ok(socket);
+        }
+        ensure!(
+            room.rules.bridge && !room.is_squatted() && Instant::now() < until,
+            "network {0:?} has no bridge now: `ringlet eth bridge {0}`, or its unit, begins one; --tap makes a TAP device",
+            room.name
+        );
+        std::thread::sleep(TRY_AGAIN);
+    }
+}
+
 /// The next thing that is said there.
 fn next(socket: &Guarded, until: Option<Instant>) -> Result<Answer> {
     loop {
@@ -97,18 +109,20 @@ fn next(socket: &Guarded, until: Option<Instant>) -> Result<Answer> {
 }
 
 /// What the kernel has answered to the bridge, which has asked it by our socket.
-fn refusal(kernel: &Socket, name: &str) -> Option<String> {
+fn refusal(kernel: &Socket) -> Option<i32> {
     let (bytes, _) = kernel.recv_from_full().ok()?;
     let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&bytes).ok()?;
     let NetlinkPayload::Error(error) = answer.payload else { return None };
-    let error = error.to_io();
-    Some(match error.raw_os_error()? {
-        0 => return None,
+    error.to_io().raw_os_error().filter(|error| *error != 0)
+}
+
+fn explain(error: i32, name: &str) -> String {
+    match error {
         libc::EEXIST => format!(
             "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`); with --tap a TAP device that persists is taken over"
         ),
         libc::EPERM => "that needs CAP_NET_ADMIN, in this network namespace and the bridge's: run as root, or give it to the container (`--cap-add NET_ADMIN`); with --tap it needs that here only".into(),
         libc::EOPNOTSUPP => "this kernel has no veth (`modprobe veth`); --tap makes a TAP device".into(),
-        _ => error.to_string(),
-    })
+        _ => std::io::Error::from_raw_os_error(error).to_string(),
+    }
 }

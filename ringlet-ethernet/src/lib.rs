@@ -29,6 +29,7 @@ pub mod device;
 pub mod far;
 pub mod frame;
 mod keeper;
+mod links;
 mod pieces;
 pub mod port;
 pub mod room;

@@ -419,6 +419,26 @@ def bridged_killed(ground):
 
 
 @scene
+def bridged_restarted(ground):
+    """Where a bridge is killed and begun again, a device comes again at once, also while the kernel has not yet removed the one of before."""
+    network, bridge, hosts = bridged(ground, 12)
+    for _ in range(4):
+        bridge.kill()
+        for host in hosts:
+            require(host.port.wait(LIMIT_SECONDS) == 1, host.port.tail())
+        bridge = ground.bridge(network)
+        for host in hosts:
+            host.start_port()
+        for host in hosts:
+            host.await_port()
+        hosts[0].ping(hosts[-1].ip)
+    # One that stays is told at once.
+    within(hosts[0].namespace, "ip", "link", "add", "stays", "type", "veth", "peer", "name", "other", "netns", hosts[1].namespace)
+    status, said = ground.eth("up", "stays", "--network", network, within=hosts[0].namespace)
+    require(status != 0 and "there is a device stays here already" in said, said)
+
+
+@scene
 def bridged_stopped(ground):
     """A bridge that stands still holds up nobody of another network; a device on it that is to end says that it could not."""
     network, bridge, (one, other) = bridged(ground, 2)

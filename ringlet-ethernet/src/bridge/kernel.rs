@@ -13,12 +13,9 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::RouteNetlinkMessage::{self, DelLink, GetLink, NewLink, NewNeighbour};
+use netlink_packet_route::RouteNetlinkMessage::{DelLink, NewLink, NewNeighbour};
 use netlink_packet_route::link::{
     InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth,
     LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Stats64,
@@ -26,12 +23,13 @@ use netlink_packet_route::link::{
 use netlink_packet_route::neighbour::{
     NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::Socket;
 use ringlet_linux::{apart, meet};
 use ringlet_messages::guarded::Guarded;
 use serde::Deserialize;
 
 use crate::frame::{ETHERNET_BYTES, Mac};
+use crate::links::{Links, message, named, socket};
 use crate::wire::Device;
 
 /// The bridge, and the TAP device that is its port of the network.
@@ -59,7 +57,7 @@ pub struct Drops {
 }
 
 pub struct Kernel {
-    socket: Socket,
+    links: Links,
     /// Ours.
     namespace: OwnedFd,
     bridge: u32,
@@ -84,7 +82,7 @@ impl Kernel {
             let _ = fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{of}"), "0");
         }
         let namespace = fs::File::open("/proc/thread-self/ns/net")?.into();
-        let mut kernel = Kernel { socket: route()?, namespace, bridge: 0, storm };
+        let mut kernel = Kernel { links: Links::open()?, namespace, bridge: 0, storm };
         let mut bridge = named(BRIDGE);
         bridge.header.flags = LinkFlags::Up;
         bridge.header.change_mask = LinkFlags::Up;
@@ -93,9 +91,10 @@ impl Kernel {
         let info = vec![LinkInfo::Kind(InfoKind::Bridge), LinkInfo::Data(data)];
         bridge.attributes.push(LinkAttribute::LinkInfo(info));
         kernel
+            .links
             .ask(NewLink(bridge), NLM_F_CREATE | NLM_F_EXCL)
             .context("this kernel has no bridge (`modprobe bridge`)")?;
-        kernel.bridge = kernel.look(BRIDGE)?.0;
+        kernel.bridge = kernel.links.look(BRIDGE)?.index;
         nft(&format!(
             "table bridge {TABLE} {{
                 set ports {{ type iface_index; }}
@@ -114,7 +113,7 @@ impl Kernel {
 
     /// The TAP device of this name, made by this process, is the way to whoever is not on the bridge.
     pub fn uplink(&self) -> Result<u32> {
-        let index = self.look(UPLINK)?.0;
+        let index = self.links.look(UPLINK)?.index;
         nft(&format!(
             "add element bridge {TABLE} ports {{ {index} }}
             add rule bridge {TABLE} forward iif {index} oif @ports accept"
@@ -142,9 +141,8 @@ impl Kernel {
         ]);
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
         // (It may be full, and its owner may have what is answered.)
-        theirs.send(&message(NewLink(link), flags), libc::MSG_DONTWAIT)?;
-        let (index, _) = self.look(&name).context("the kernel has made no such device")?;
-        Ok(index)
+        theirs.send(&message(NewLink(link), flags, 0), libc::MSG_DONTWAIT)?;
+        Ok(self.links.look(&name).context("the kernel has made no such device")?.index)
     }
 
     /// The device is on the bridge, and sends what it may; it has no carrier yet.
@@ -180,7 +178,7 @@ impl Kernel {
         // (It does not move, whoever sends from it.)
         entry.header.flags = NeighbourFlags::Controller | NeighbourFlags::Sticky;
         entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
-        self.ask(NewNeighbour(entry), NLM_F_CREATE | NLM_F_REPLACE)?;
+        self.links.ask(NewNeighbour(entry), NLM_F_CREATE | NLM_F_REPLACE)?;
         Ok(())
     }
 
@@ -188,7 +186,7 @@ impl Kernel {
         let mut link = LinkMessage::default();
         link.header.index = index;
         link.attributes.push(LinkAttribute::Controller(self.bridge));
-        self.ask(NewLink(link), 0)?;
+        self.links.ask(NewLink(link), 0)?;
         let mut link = LinkMessage::default();
         link.header.index = index;
         if is_uplink {
@@ -204,7 +202,7 @@ impl Kernel {
             LinkInfo::PortKind(InfoPortKind::Bridge),
             LinkInfo::PortData(InfoPortData::BridgePort(port)),
         ]));
-        self.ask(NewLink(link), 0).map(drop)
+        self.links.ask(NewLink(link), 0).map(drop)
     }
 
     /// Its device has a carrier, or not.
@@ -213,14 +211,14 @@ impl Kernel {
         link.header.index = index;
         link.header.flags = if on { LinkFlags::Up } else { LinkFlags::empty() };
         link.header.change_mask = LinkFlags::Up;
-        self.ask(NewLink(link), 0).map(drop)
+        self.links.ask(NewLink(link), 0).map(drop)
     }
 
     /// The device is no more, at either end.
     pub fn remove(&self, index: u32) {
         let mut link = LinkMessage::default();
         link.header.index = index;
-        let _ = self.ask(DelLink(link), 0);
+        let _ = self.links.ask(DelLink(link), 0);
     }
 
     /// Nor what it may send.
@@ -237,12 +235,12 @@ impl Kernel {
     pub fn end(&self) {
         let mut link = LinkMessage::default();
         link.header.index = self.bridge;
-        let _ = self.ask(DelLink(link), 0);
+        let _ = self.links.ask(DelLink(link), 0);
     }
 
     /// What a device has sent is what its end here has received.
     pub fn stats(&self, number: u64) -> Result<Stats64> {
-        Ok(self.look(&end(number))?.1)
+        Ok(self.links.look(&end(number))?.stats)
     }
 
     pub fn is_there(&self, index: u32) -> bool {
@@ -255,72 +253,18 @@ impl Kernel {
 
     /// Becomes readable when a device has changed, or is no more.
     pub fn watch(&self) -> Result<Socket> {
-        let mut watched = route()?;
+        let mut watched = socket()?;
         // KERNEL: nothing is told to a socket without an address.
         watched.bind_auto()?;
         watched.add_membership(LINKS)?;
         watched.set_non_blocking(true)?;
         Ok(watched)
     }
-
-    fn look(&self, name: &str) -> Result<(u32, Stats64)> {
-        for answer in self.ask(GetLink(named(name)), 0)? {
-            if let NewLink(link) = answer {
-                let stats = link.attributes.into_iter().find_map(|attribute| match attribute {
-                    LinkAttribute::Stats64(stats) => Some(stats),
-                    _ => None,
-                });
-                return Ok((link.header.index, stats.context("no counts")?));
-            }
-        }
-        bail!("there is no device {name}")
-    }
-
-    /// What the kernel answers. (It does so before the request returns.)
-    fn ask(&self, what: RouteNetlinkMessage, flags: u16) -> Result<Vec<RouteNetlinkMessage>> {
-        let bytes = message(what, flags | NLM_F_REQUEST | NLM_F_ACK);
-        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
-        let mut answers = Vec::new();
-        loop {
-            let (bytes, _) = self.socket.recv_from_full()?;
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)?;
-                rest = rest.get(answer.header.length.next_multiple_of(4) as usize..).unwrap_or(&[]);
-                match answer.payload {
-                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(answers),
-                    NetlinkPayload::Error(error) => return Err(error.to_io().into()),
-                    NetlinkPayload::InnerMessage(inner) => answers.push(inner),
-                    _ => {}
-                }
-            }
-        }
-    }
 }
 
 /// A device's other end, which is here. (No number is used twice.)
 fn end(number: u64) -> String {
     format!("p{number}")
-}
-
-fn route() -> Result<Socket> {
-    Socket::new(NETLINK_ROUTE).context("the kernel can't be asked for devices")
-}
-
-fn named(name: &str) -> LinkMessage {
-    let mut link = LinkMessage::default();
-    link.attributes.push(LinkAttribute::IfName(name.to_owned()));
-    link
-}
-
-fn message(what: RouteNetlinkMessage, flags: u16) -> Vec<u8> {
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(what));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    bytes
 }
 
 /// A socket that somebody has sent, if the kernel can be asked for devices by it; and where that is.
