@@ -203,6 +203,7 @@ impl Room {
             room.check_unused(0, 0)
         };
         let room = in_directory(&directory);
+        room.evict();
         let ended = if room.bury(BRIDGE) { Ok(()) } else { room.end(BRIDGE) };
         ended.and_then(|()| is_empty(&directory)).with_context(|| {
             if directory.exists() { format!("network {name:?}") } else { none(base, name) }

@@ -649,8 +649,9 @@ def bridged_squatters(ground):
             squatter.write(state + "\n")
         costs_nothing()
         require("has come" not in squatter.tail(), f"a squatter was asked: {squatter.tail()}")
+        ground.must("delete", network)
+        ground.must("create", network, "--group", NOBODY)
         squatter.kill()
-        path.unlink()
     # Nor is a link to a port, or to what never answers.
     path.symlink_to(f"../{other}/{beside.number}.port")
     costs_nothing()
