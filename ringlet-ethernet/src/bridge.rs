@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ringlet_linux::apart;
 use ringlet_linux::meet::{self, Received};
+use ringlet_linux::sys;
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -47,7 +48,8 @@ const COUNTS_HOLD: u32 = 5;
 
 /// A device on the bridge.
 struct Device {
-    /// Never used twice; in the order in which they came.
+    /// Never used twice; in the order in which they came. Of a bridge that was begun anew they are others: who has asked the one of before for a number
+    /// does not end another device by it.
     number: u64,
     /// Of its end here.
     index: u32,
@@ -99,6 +101,9 @@ pub fn serve(
     let seat = Seat::take(&room, BRIDGE)?;
     meet::admit_descriptors(seat.socket.as_raw_fd(), true);
     let kernel = Kernel::enter(room.rules.storm)?;
+    let mut first = [0; 8];
+    ensure!(sys::random(&mut first[..5]), "the kernel has no random bytes yet");
+    let first = 1 + u64::from_le_bytes(first);
     let raw = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
         .context("addresses can't be announced without CAP_NET_RAW: run as root")?;
     let bell = Arc::new(new_bell()?);
@@ -132,7 +137,7 @@ pub fn serve(
         kernel,
         holder,
         devices: Vec::new(),
-        next: 1,
+        next: first,
         raw,
         announce: now,
         announced: now,
@@ -259,15 +264,17 @@ impl Bridge {
                 }
             }
             // (It is decided here, where devices come: none comes behind it.)
-            Ask::End if may_end(user) => match self.room.check_unused(1, self.devices.len()) {
-                Ok(()) => {
-                    let _ = say(&socket, &Answer::Ending, &[]);
-                    self.ending.push(socket);
-                    let _ = self.asked.send(End::Asked);
-                    return;
+            Ask::End if may_end(user) => {
+                match self.room.check_unused(Some(self.holder.id()), self.devices.len()) {
+                    Ok(()) => {
+                        let _ = say(&socket, &Answer::Ending, &[]);
+                        self.ending.push(socket);
+                        let _ = self.asked.send(End::Asked);
+                        return;
+                    }
+                    Err(error) => refused(format!("{error:#}")),
                 }
-                Err(error) => refused(format!("{error:#}")),
-            },
+            }
             Ask::End => refused("only its user, or root, ends a bridge".into()),
             _ => refused("it is a bridge, and no port".into()),
         };

@@ -315,6 +315,11 @@ pub(crate) struct Holder(Arc<Shared>);
 const HELD: Key = 1 << 63;
 
 impl Holder {
+    /// The port's number.
+    pub fn id(&self) -> u64 {
+        self.0.about.id
+    }
+
     pub fn others(&self) -> usize {
         self.0.ports.load(Ordering::Relaxed)
     }

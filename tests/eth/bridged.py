@@ -422,7 +422,9 @@ def bridged_killed(ground):
 def bridged_restarted(ground):
     """Where a bridge is killed and begun again, a device comes again at once, also while the kernel has not yet removed the one of before."""
     network, bridge, hosts = bridged(ground, 12)
+    numbers = set()
     for _ in range(4):
+        numbers |= {host.number for host in hosts}
         bridge.kill()
         for host in hosts:
             require(host.port.wait(LIMIT_SECONDS) == 1, host.port.tail())
@@ -431,6 +433,7 @@ def bridged_restarted(ground):
             host.start_port()
         for host in hosts:
             host.await_port()
+        require(not numbers & {host.number for host in hosts}, "numbers that were another bridge's devices', by which one would be ended")
         hosts[0].ping(hosts[-1].ip)
     # One that stays is told at once.
     within(hosts[0].namespace, "ip", "link", "add", "stays", "type", "veth", "peer", "name", "other", "netns", hosts[1].namespace)

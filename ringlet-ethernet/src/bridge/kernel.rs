@@ -262,7 +262,7 @@ impl Kernel {
     }
 }
 
-/// A device's other end, which is here. (No number is used twice.)
+/// A device's other end, which is here. (No number is used twice. 14 digits are 15 bytes with the letter, which is what a name takes.)
 fn end(number: u64) -> String {
     format!("p{number}")
 }
