@@ -23,6 +23,7 @@ use crate::counters::{Dropped, Totals};
 use crate::device::{self, End, Settings, check_name};
 use crate::frame::{MTU_LEAST, MTU_MOST, Mac};
 use crate::keeper::may_end;
+use crate::links::Identity;
 use crate::port::{Holder, Kind, new_bell, ring};
 use crate::room::{BRIDGE, PATIENCE, PORTS_MOST, Room, Seat, is_trusted};
 use crate::wire::{self, About, Answer, Ask, Hello, State, VERSION, hear, say};
@@ -41,8 +42,6 @@ const LOOKS_MOST: u32 = 3;
 /// Other ports hear so often which addresses are here (less than the time in which they forget them), and when one has come, at most so often.
 const ANNOUNCE: Duration = Duration::from_secs(60);
 const ANNOUNCE_LEAST: Duration = Duration::from_secs(1);
-/// Of what the kernel tells.
-const TOLD_AT_ONCE: u32 = 1024;
 /// What the rules have counted holds for so many times what it took to ask for it, which is long where there are many devices.
 const COUNTS_HOLD: u32 = 5;
 
@@ -51,8 +50,8 @@ struct Device {
     /// Never used twice; in the order in which they came. Of a bridge that was begun anew they are others: who has asked the one of before for a number
     /// does not end another device by it.
     number: u64,
-    /// Of its end here.
-    index: u32,
+    /// Its end here.
+    end: Identity,
     about: About,
     user: u32,
     socket: Guarded,
@@ -241,13 +240,10 @@ impl Bridge {
                 hello.version
             )),
             Ask::Attach(device) => match self.attach(&device, (user, pid), came, &socket) {
-                Ok((index, about)) => return self.put(index, about, user, socket),
+                Ok((end, about)) => return self.put(end, about, user, socket),
                 Err(error) => refused(format!("{error:#}")),
             },
-            Ask::Next(before) => match self.next_state(before) {
-                Ok(state) => state.map_or(Answer::Done, Answer::State),
-                Err(error) => refused(format!("{error:#}")),
-            },
+            Ask::Next(before) => self.next_state(before).map_or(Answer::Done, Answer::State),
             Ask::Detach(number) => {
                 let found = self.devices.iter().find(|device| device.number == number);
                 match found.map(|device| device.user == user && !meet::is_vague(user)) {
@@ -288,7 +284,7 @@ impl Bridge {
         (user, pid): (u32, u32),
         mut came: Received,
         socket: &Guarded,
-    ) -> Result<(u32, About)> {
+    ) -> Result<(Identity, About)> {
         ensure!(self.ending.is_empty(), "the bridge is about to end");
         check_name(&device.name)?;
         ensure!(device.mac.is_station(), "{} is no device's address", device.mac);
@@ -313,13 +309,12 @@ impl Bridge {
             device.mac
         );
         let made = self.kernel.make(&theirs, device, number).and_then(|index| {
-            let joined = self.kernel.join(index, device.mac, number);
-            joined.map(|()| index).inspect_err(|_| {
+            self.kernel.join(index, device.mac, number).inspect_err(|_| {
                 self.kernel.remove(index);
                 self.kernel.forget(index, device.mac, number);
             })
         });
-        let index = made.inspect_err(|_| self.holder.let_go(number))?;
+        let end = made.inspect_err(|_| self.holder.let_go(number))?;
         let about = About {
             id: number,
             name: device.name.clone(),
@@ -330,14 +325,14 @@ impl Bridge {
             far: false,
             bridge: false,
         };
-        Ok((index, about))
+        Ok((end, about))
     }
 
-    fn put(&mut self, index: u32, about: About, user: u32, socket: Guarded) {
+    fn put(&mut self, end: Identity, about: About, user: u32, socket: Guarded) {
         let number = about.id;
         let has_carrier = false;
         let is_told = say(&socket, &Answer::Done, &[]).is_ok();
-        self.devices.push(Device { number, index, about, user, socket, has_carrier });
+        self.devices.push(Device { number, end, about, user, socket, has_carrier });
         if !is_told {
             let _ = self.remove(number);
         }
@@ -347,23 +342,20 @@ impl Bridge {
     fn remove(&mut self, number: u64) -> Option<Device> {
         let at = self.devices.iter().position(|device| device.number == number)?;
         let device = self.devices.remove(at);
-        self.kernel.remove(device.index);
-        self.kernel.forget(device.index, device.about.mac, number);
+        // (What has its number by now has no business here either.)
+        self.kernel.remove(device.end.index);
+        self.kernel.forget(device.end.index, device.about.mac, number);
         self.holder.let_go(number);
         Some(device)
     }
 
     /// Devices that their owners have deleted are no more.
     fn look(&mut self, watched: &netlink_sys::Socket) {
-        // (What has changed is asked, since some of it may not have been told.)
-        for _ in 0..TOLD_AT_ONCE {
-            match watched.recv_from_full() {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(_) => break,
-            }
-        }
-        let is_gone = |device: &&Device| !self.kernel.is_there(device.index);
+        // (What has changed is asked, since some of it may not have been told; and who is told to be gone is, whatever has its number.)
+        let told = kernel::gone(watched);
+        let is_gone = |device: &&Device| {
+            told.contains(&device.end.index) || !self.kernel.is_there(&device.end)
+        };
         let gone: Vec<u64> =
             self.devices.iter().filter(is_gone).map(|device| device.number).collect();
         for number in gone {
@@ -380,7 +372,7 @@ impl Bridge {
         for device in self.devices.iter_mut().filter(|device| device.has_carrier != on) {
             // (One that has just been deleted is looked for soon.)
             device.has_carrier = on;
-            let _ = self.kernel.set_carrier(device.index, on);
+            let _ = self.kernel.set_carrier(device.end.index, on);
         }
     }
 
@@ -409,19 +401,13 @@ impl Bridge {
         kernel::send(&self.raw, self.uplink, &frame);
     }
 
-    /// Of the device whose number is the next one. (Of one that has just been deleted there is none.)
-    fn next_state(&mut self, before: u64) -> Result<Option<State>> {
-        for at in 0..self.devices.len() {
-            if self.devices[at].number > before
-                && let Some(state) = self.state(at)?
-            {
-                return Ok(Some(state));
-            }
-        }
-        Ok(None)
+    /// Of the device whose number is the next one. (One of which the kernel knows nothing hides no others. It is looked for soon.)
+    fn next_state(&mut self, before: u64) -> Option<State> {
+        let first = self.devices.partition_point(|device| device.number <= before);
+        (first..self.devices.len()).find_map(|at| self.state(at).ok())
     }
 
-    fn state(&mut self, at: usize) -> Result<Option<State>> {
+    fn state(&mut self, at: usize) -> Result<State> {
         let now = Instant::now();
         if self.drops.0.is_none_or(|until| now >= until) {
             // (Rules that can't be asked for hide no device: what was counted before stands.)
@@ -430,10 +416,7 @@ impl Bridge {
         }
         let device = &self.devices[at];
         let drops = self.drops.1.get(&device.number).copied().unwrap_or_default();
-        let stats = match self.kernel.stats(device.number) {
-            Err(_) if !self.kernel.is_there(device.index) => return Ok(None),
-            stats => stats?,
-        };
+        let stats = self.kernel.stats(device.number)?;
         let mut totals = Totals::of([].iter());
         totals.sent = stats.rx_packets.saturating_sub(drops.source + drops.storm);
         totals.sent_bytes = stats.rx_bytes.saturating_sub(drops.bytes);
@@ -451,12 +434,12 @@ impl Bridge {
         }
         let others = self.devices.len() - 1 + self.holder.others();
         let (about, peers) = (device.about.clone(), Vec::new());
-        Ok(Some(State { about, peers, totals, bridged: Some(others) }))
+        Ok(State { about, peers, totals, bridged: Some(others) })
     }
 
     /// No device is there behind it.
     fn end(&mut self) {
-        self.devices.iter().for_each(|device| self.kernel.remove(device.index));
+        self.devices.iter().for_each(|device| self.kernel.remove(device.end.index));
         self.devices.clear();
         self.kernel.end();
     }

@@ -16,10 +16,20 @@ pub struct Links {
     asked: Cell<u32>,
 }
 
+/// By what a device is told from another one, which has its number by now. (KERNEL: who makes one may choose that.)
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    pub index: u32,
+    name: String,
+    address: Vec<u8>,
+    /// The bridge that it is on.
+    controller: u32,
+}
+
 /// What the kernel says of a device.
 #[derive(Debug)]
 pub struct Link {
-    pub index: u32,
+    pub is: Identity,
     pub stats: Stats64,
     /// Of a veth, its other end: its index, and the number here of the namespace where that is, if that is another one.
     other: Option<u32>,
@@ -35,15 +45,30 @@ impl Links {
     }
 
     pub fn look(&self, name: &str) -> Result<Link> {
-        let answers = self.ask(GetLink(named(name)), 0)?;
+        self.find(named(name)).with_context(|| format!("there is no device {name}"))
+    }
+
+    /// Is it still the device that it was?
+    pub fn is_there(&self, is: &Identity) -> bool {
+        let mut link = LinkMessage::default();
+        link.header.index = is.index;
+        self.find(link).is_ok_and(|found| found.is == *is)
+    }
+
+    fn find(&self, asked: LinkMessage) -> Result<Link> {
+        let answers = self.ask(GetLink(asked), 0)?;
         let link = answers.into_iter().find_map(|answer| match answer {
             NewLink(link) => Some(link),
             _ => None,
         });
-        let link = link.with_context(|| format!("there is no device {name}"))?;
+        let link = link.context("the kernel says nothing of it")?;
+        let mut is = Identity { index: link.header.index, ..Default::default() };
         let (mut stats, mut other, mut namespace) = (None, None, None);
         for attribute in link.attributes {
             match attribute {
+                LinkAttribute::IfName(name) => is.name = name,
+                LinkAttribute::Address(address) => is.address = address,
+                LinkAttribute::Controller(index) => is.controller = index,
                 LinkAttribute::Stats64(found) => stats = Some(found),
                 LinkAttribute::Link(index) => other = Some(index),
                 LinkAttribute::LinkNetNsId(number) => namespace = Some(number),
@@ -51,7 +76,7 @@ impl Links {
             }
         }
         let stats = stats.context("no counts")?;
-        Ok(Link { index: link.header.index, stats, other, namespace })
+        Ok(Link { is, stats, other, namespace })
     }
 
     /// Is there no device of this name, or one whose other end's namespace has ended? The kernel removes that one later.
@@ -125,7 +150,7 @@ mod tests {
     #[test]
     fn what_is_left_of_another_request_is_no_answer() {
         let links = Links::open().unwrap();
-        let index = links.look("lo").unwrap().index;
+        let lo = links.look("lo").unwrap().is;
         let left = message(GetLink(named("lo")), NLM_F_REQUEST | NLM_F_ACK, u32::MAX);
         links.socket.send_to(&left, &SocketAddr::new(0, 0), 0).unwrap();
         let none = links.look("nowhere").unwrap_err();
@@ -133,6 +158,6 @@ mod tests {
             none.downcast_ref::<std::io::Error>().unwrap().raw_os_error(),
             Some(libc::ENODEV)
         );
-        assert_eq!(links.look("lo").unwrap().index, index);
+        assert!(links.look("lo").unwrap().is == lo && links.is_there(&lo));
     }
 }

@@ -288,6 +288,42 @@ def bridged_intruders(ground):
 
 
 @scene
+def bridged_taken(ground):
+    """A device whose end on the bridge is another one's by now, whatever that has of it, is no more; nor is one that was renamed, or taken off the bridge."""
+    network, bridge, hosts = bridged(ground, 6)
+    last = hosts[-1]
+
+    def changes(*commands):
+        within_bridge = ["nsenter", f"--net=/proc/{bridge.pid}/ns/net", "ip", "-batch", "-"]
+        subprocess.run(within_bridge, input="\n".join(commands), check=True, text=True, timeout=LIMIT_SECONDS)
+
+    def end(host):
+        name = f"p{int(host.number, 16)}"
+        (link,) = json.loads(run("nsenter", f"--net=/proc/{bridge.pid}/ns/net", "ip", "-j", "link", "show", name))
+        return name, link["ifindex"], link["address"]
+
+    def is_taken(name, index, address, same=True):
+        other = f"address {address}" if same else ""
+        return f"link del {name}", f"link add {name} index {index} {other} type veth peer name y{index}", f"link set {name} master bridge up"
+
+    ends = [end(host) for host in hosts]
+    taken, likewise, renamed, off, elsewhere = (name for name, *_ in ends[:-1])
+    # (It looks when all is done.)
+    bridge.send(signal.SIGSTOP)
+    changes(*is_taken(*ends[0]), *is_taken(*ends[1], same=False), f"link set {renamed} name x", f"link set {off} nomaster", f"link set {elsewhere} netns {last.namespace}")
+    bridge.send(signal.SIGCONT)
+    for host in hosts[:-1]:
+        require(host.port.wait(LIMIT_SECONDS) == 1 and "was removed" in host.port.tail(), host.port.tail())
+    require(last.state()["bridged"] == 0, last.state())
+    shown = ground.must("ls")
+    require(len(re.findall("vnet0", shown)) == 1 and "does not answer" not in shown, shown)
+    left = run("nsenter", f"--net=/proc/{bridge.pid}/ns/net", "ip", "-br", "link")
+    require(not any(name in left for name in (taken, likewise, off)), left)
+    again = ground.host(network, 9)
+    again.ping(last.ip)
+
+
+@scene
 def bridged_storms(ground):
     """Of what a device sends to all, no more is taken than the network's rule says; what is for one is not touched by that."""
     began = time.monotonic()

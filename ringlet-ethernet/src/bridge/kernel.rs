@@ -6,16 +6,19 @@
 //! KERNEL: who has CAP_NET_ADMIN where a device is may make devices here as well, by the number that the kernel has there for the namespace of its other
 //! end (IFLA_TARGET_NETNSID). So rules of the bridge's own pass nothing from or to what we have not put on it, nor from or to the bridge itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage,
+    NetlinkPayload,
+};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::RouteNetlinkMessage::{DelLink, NewLink, NewNeighbour};
+use netlink_packet_route::RouteNetlinkMessage::{self, DelLink, NewLink, NewNeighbour};
 use netlink_packet_route::link::{
     InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth,
     LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Stats64,
@@ -29,7 +32,7 @@ use ringlet_messages::guarded::Guarded;
 use serde::Deserialize;
 
 use crate::frame::{ETHERNET_BYTES, Mac};
-use crate::links::{Links, message, named, socket};
+use crate::links::{Identity, Links, message, named, socket};
 use crate::wire::Device;
 
 /// The bridge, and the TAP device that is its port of the network.
@@ -43,6 +46,8 @@ const MTU: u32 = 65_535;
 const GROUPS: u16 = 0xfffd;
 /// RTNLGRP_LINK.
 const LINKS: u32 = 1;
+/// Of what the kernel tells.
+const TOLD_AT_ONCE: u32 = 1024;
 /// What a device may send to all at once is what it may send in this part of a second.
 const BURSTS_A_SECOND: u64 = 10;
 const BURST_LEAST: u64 = 8;
@@ -94,7 +99,7 @@ impl Kernel {
             .links
             .ask(NewLink(bridge), NLM_F_CREATE | NLM_F_EXCL)
             .context("this kernel has no bridge (`modprobe bridge`)")?;
-        kernel.bridge = kernel.links.look(BRIDGE)?.index;
+        kernel.bridge = kernel.links.look(BRIDGE)?.is.index;
         nft(&format!(
             "table bridge {TABLE} {{
                 set ports {{ type iface_index; }}
@@ -113,7 +118,7 @@ impl Kernel {
 
     /// The TAP device of this name, made by this process, is the way to whoever is not on the bridge.
     pub fn uplink(&self) -> Result<u32> {
-        let index = self.links.look(UPLINK)?.index;
+        let index = self.links.look(UPLINK)?.is.index;
         nft(&format!(
             "add element bridge {TABLE} ports {{ {index} }}
             add rule bridge {TABLE} forward iif {index} oif @ports accept"
@@ -142,11 +147,11 @@ impl Kernel {
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
         // (It may be full, and its owner may have what is answered.)
         theirs.send(&message(NewLink(link), flags, 0), libc::MSG_DONTWAIT)?;
-        Ok(self.links.look(&name).context("the kernel has made no such device")?.index)
+        Ok(self.links.look(&name).context("the kernel has made no such device")?.is.index)
     }
 
     /// The device is on the bridge, and sends what it may; it has no carrier yet.
-    pub fn join(&self, index: u32, mac: Mac, number: u64) -> Result<()> {
+    pub fn join(&self, index: u32, mac: Mac, number: u64) -> Result<Identity> {
         let name = end(number);
         let storm = match self.storm {
             0 => String::new(),
@@ -179,7 +184,7 @@ impl Kernel {
         entry.header.flags = NeighbourFlags::Controller | NeighbourFlags::Sticky;
         entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         self.links.ask(NewNeighbour(entry), NLM_F_CREATE | NLM_F_REPLACE)?;
-        Ok(())
+        Ok(self.links.look(&name)?.is)
     }
 
     fn enslave(&self, index: u32, is_uplink: bool) -> Result<()> {
@@ -243,12 +248,8 @@ impl Kernel {
         Ok(self.links.look(&end(number))?.stats)
     }
 
-    pub fn is_there(&self, index: u32) -> bool {
-        let mut name = [0; libc::IF_NAMESIZE];
-        // SAFETY: room for a name.
-        #[allow(unsafe_code)]
-        let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
-        !found.is_null()
+    pub fn is_there(&self, is: &Identity) -> bool {
+        self.links.is_there(is)
     }
 
     /// Becomes readable when a device has changed, or is no more.
@@ -265,6 +266,26 @@ impl Kernel {
 /// A device's other end, which is here. (No number is used twice. 14 digits are 15 bytes with the letter, which is what a name takes.)
 fn end(number: u64) -> String {
     format!("p{number}")
+}
+
+/// What is told by `watch`: which devices are no more, as far as it was not lost.
+pub fn gone(watched: &Socket) -> HashSet<u32> {
+    let mut gone = HashSet::new();
+    for _ in 0..TOLD_AT_ONCE {
+        let bytes = match watched.recv_from_full() {
+            Ok((bytes, _)) => bytes,
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => continue,
+            Err(_) => break,
+        };
+        let told = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&bytes);
+        // (Of a device that leaves a bridge the bridge says so.)
+        if let Ok(NetlinkPayload::InnerMessage(DelLink(link))) = told.map(|told| told.payload)
+            && link.header.interface_family == AddressFamily::Unspec
+        {
+            gone.insert(link.header.index);
+        }
+    }
+    gone
 }
 
 /// A socket that somebody has sent, if the kernel can be asked for devices by it; and where that is.
