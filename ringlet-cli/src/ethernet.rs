@@ -12,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
-use ringlet_ethernet::room::{BRIDGE, Rules, VARIABLE, base, is_in};
+use ringlet_ethernet::room::{BRIDGE, GLANCE, PATIENCE, Rules, VARIABLE, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, attached, bridge, port, span, vhost};
 use serde::Serialize;
@@ -380,13 +380,13 @@ fn networks() -> Result<Vec<Network>> {
     let rooms = Room::all(&base())?;
     let look = |room: Room| -> Result<Network> {
         let (mut ports, mut silent) = (Vec::new(), room.ports()?);
-        room.states(|state, _| {
+        room.states(PATIENCE, |state, _| {
             silent.retain(|id| *id != state.about.id);
             ports.push(state);
             true
         })?;
         let mut silent: Vec<_> = silent.into_iter().map(|id| format!("{id:016x}")).collect();
-        let devices = room.devices(|state, _| {
+        let devices = room.devices(PATIENCE, |state, _| {
             ports.push(state);
             true
         });
@@ -459,34 +459,49 @@ fn show(networks: &[Network]) -> Result<()> {
 /// The port of this network namespace that has this name, and its network: of several, the one that is here most surely.
 fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
-    let mut found: Option<(u8, Room, State)> = None;
-    let is_sure = Cell::new(false);
+    let mut found: Option<(Room, State)> = None;
+    let least = Cell::new(u8::MAX);
+    let is_sure = || least.get() == 0;
     let mut look = |room: &Room, state: State, socket: &Guarded| {
         let doubts = if state.about.name == device { is_in(here, &state, socket) } else { None };
-        if let Some(doubts) = doubts
-            && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
-        {
-            found = Some((doubts, room.clone(), state));
+        if let Some(doubts) = doubts.filter(|doubts| *doubts < least.get()) {
+            least.set(doubts);
+            found = Some((room.clone(), state));
         }
-        is_sure.set(doubts == Some(0));
-        !is_sure.get()
+        !is_sure()
     };
     let mut rooms = Room::all(&base())?;
     // (Where a bridge is, its port and it may stand still: that holds up nobody who is elsewhere.)
     rooms.sort_by_cached_key(|room| !room.bury(BRIDGE));
-    for room in &rooms {
-        room.states(|state, socket| look(room, state, socket))?;
-        if is_sure.get() {
+    for most in [GLANCE, PATIENCE] {
+        let mut silent = Vec::new();
+        for room in &rooms {
+            if !room.states(most, |state, socket| look(room, state, socket))? {
+                silent.push(room.name.clone());
+            }
+            if is_sure() {
+                break;
+            }
+        }
+        // (A bridge that does not answer hides no port.)
+        for room in rooms.iter().take_while(|_| !is_sure()) {
+            if room.devices(most, |state, socket| look(room, state, socket)).is_err() {
+                silent.push(room.name.clone());
+            }
+        }
+        rooms.retain(|room| silent.contains(&room.name));
+        // (Of what a bridge has, its process is elsewhere, so that nothing is more sure.)
+        if least.get() <= 1 {
             break;
         }
     }
-    // (A bridge that does not answer hides no port.)
-    for room in rooms.iter().take_while(|_| !is_sure.get()) {
-        let _ = room.devices(|state, socket| look(room, state, socket));
-    }
-    let found = found.map(|(_, room, state)| (room, state));
     found.with_context(|| {
-        format!("no port of this network namespace is named {device}: `ringlet eth ls` shows all that this user may see")
+        let silent: Vec<&str> = rooms.iter().map(|room| &*room.name).collect();
+        let silent = match &*silent {
+            [] => String::new(),
+            silent => format!(", and some do not answer on {}", silent.join(", ")),
+        };
+        format!("no port of this network namespace is named {device}{silent}: `ringlet eth ls` shows all that this user may see")
     })
 }
 

@@ -38,8 +38,9 @@ const RULES_MOST: u64 = 4096;
 const SUFFIX: &str = ".port";
 /// Who makes or removes a network takes less.
 const LEFT: Duration = Duration::from_secs(60);
-/// For an answer of somebody who looks only.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// For an answer of somebody who looks only; and where others may have what is looked for.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const GLANCE: Duration = Duration::from_millis(500);
 /// For those of other users' who say nothing, where all of ours and root's have answered.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(3);
 
@@ -421,14 +422,19 @@ impl Room {
         }
     }
 
-    /// Asks all ports at once. `each` hears their answers as they come, and from whom, and says whether to go on. Who does not answer in time is left
-    /// out.
-    pub fn states(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
+    /// Asks all ports at once. `each` hears their answers as they come, and from whom, and says whether to go on. Who does not answer in time, and in
+    /// `most` at most, is left out. Is there nobody of that kind?
+    pub fn states(
+        &self,
+        most: Duration,
+        mut each: impl FnMut(State, &Guarded) -> bool,
+    ) -> Result<bool> {
         let asked = self.ports()?.into_iter().map(|id| {
             let socket = self.connect(id).ok();
             (id, socket.filter(|socket| say(socket, &hello(Ask::State), &[]).is_ok()))
         });
         let mut asked: Vec<_> = asked.collect();
+        let mut all = asked.iter().all(|(_, socket)| socket.is_some());
         let began = Instant::now();
         while asked.iter().any(|(_, socket)| socket.is_some()) {
             for (id, socket) in &mut asked {
@@ -436,27 +442,34 @@ impl Room {
                     None | Some(Ok(None)) => continue,
                     Some(Ok(Some((Answer::State(state), _)))) if state.about.id == *id => state,
                     Some(_) => {
-                        *socket = None;
+                        (*socket, all) = (None, false);
                         continue;
                     }
                 };
                 if socket.take().is_some_and(|socket| !each(answer, &socket)) {
-                    return Ok(());
+                    return Ok(true);
                 }
             }
             let left: Vec<&Guarded> =
                 asked.iter().filter_map(|(_, socket)| socket.as_ref()).collect();
-            if left.is_empty() || wait(&left, began + patience(&left)).is_err() {
+            if left.is_empty() {
                 break;
             }
+            if wait(&left, began + patience(&left).min(most)).is_err() {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Asks the network's bridge, if it has one, for each device on it, as `states` asks ports.
-    pub fn devices(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
+    pub fn devices(
+        &self,
+        most: Duration,
+        mut each: impl FnMut(State, &Guarded) -> bool,
+    ) -> Result<()> {
         let mut before = 0;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + most;
         if self.bury(BRIDGE) || self.bridge(until)?.is_none() {
             return Ok(());
         }

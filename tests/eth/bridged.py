@@ -482,12 +482,20 @@ def bridged_stopped(ground):
     """A bridge that stands still holds up nobody of another network; a device on it that is to end says that it could not."""
     network, bridge, (one, other) = bridged(ground, 2)
     beside = ground.host(ground.network(), 3)
+    likewise = bridged(ground, 2)[2]
     bridge.send(signal.SIGSTOP)
     try:
         ground.must("down", "vnet0", within=beside.namespace)
         require(beside.port.wait(LIMIT_SECONDS) == 0, beside.port.tail())
         (listens,) = [line.split() for line in run("ss", "-xlH").splitlines() if f"{network}/0000000000000001.port" in line]
         require(listens[2] == "0", f"a bridge of another network was asked: {listens}")
+        # Nor does it where both have a bridge: what is nowhere is looked for longer, begun before.
+        nowhere = ground.start(["ip", "netns", "exec", one.namespace, ground.command, "eth", "down", "nowhere"])
+        for host in likewise:
+            require(host.state()["bridged"] == 1, host.state())
+        ground.must("down", "vnet0", within=likewise[0].namespace)
+        require(nowhere.poll() is None, f"what is there is looked for as long as what is not: {nowhere.tail()}")
+        require(nowhere.wait(LIMIT_SECONDS) == 1 and f"some do not answer on {network}" in nowhere.tail(), nowhere.tail())
         one.port.send(signal.SIGINT)
         require(one.port.wait(LIMIT_SECONDS) == 1 and "vnet0 is still there" in one.port.tail(), one.port.tail())
     finally:
