@@ -105,6 +105,7 @@ pub fn serve(
     let first = 1 + u64::from_le_bytes(first);
     let raw = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
         .context("addresses can't be announced without CAP_NET_RAW: run as root")?;
+    kernel.admit_ours(&raw)?;
     let bell = Arc::new(new_bell()?);
     let asked = ends.0.clone();
     let (says, is_up) = channel();

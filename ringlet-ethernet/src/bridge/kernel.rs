@@ -5,6 +5,7 @@
 //!
 //! KERNEL: who has CAP_NET_ADMIN where a device is may make devices here as well, by the number that the kernel has there for the namespace of its other
 //! end (IFLA_TARGET_NETNSID). So rules of the bridge's own pass nothing from or to what we have not put on it, nor from or to the bridge itself.
+//! A device that is made on one of ours (a VLAN device) goes past those. So what they pass is marked, and nothing else leaves any of ours.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -27,7 +28,7 @@ use netlink_packet_route::neighbour::{
     NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use netlink_sys::Socket;
-use ringlet_linux::{apart, meet};
+use ringlet_linux::{apart, meet, sys};
 use ringlet_messages::guarded::Guarded;
 use serde::Deserialize;
 
@@ -67,6 +68,37 @@ pub struct Kernel {
     namespace: OwnedFd,
     bridge: u32,
     storm: u64,
+    /// `None`: this kernel, or this `nft`, has no rules for what leaves a device (5.16).
+    passed: Option<Passed>,
+}
+
+/// What the bridge's rules write to a frame that they pass, and without which nothing leaves a device. KERNEL: a device that somebody has made on one of
+/// ours may keep what he has written there. It is too long to be found by trying. (The lowest bits choose a queue.)
+#[derive(Clone, Copy)]
+struct Passed {
+    mark: u32,
+    priority: u32,
+}
+
+impl Passed {
+    fn random() -> Result<Passed> {
+        let mut bytes = [0; 8];
+        ensure!(sys::random(&mut bytes), "the kernel has no random bytes yet");
+        let [mark, priority] =
+            [0, 4].map(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|n| bytes[at + n])));
+        Ok(Passed { mark, priority: priority << 4 })
+    }
+
+    /// A device's chain.
+    fn chain(self, device: &str) -> String {
+        let Passed { mark, priority } = self;
+        format!(
+            "chain passed {{
+                type filter hook egress device {device} priority 0; policy drop;
+                meta mark {mark:#x} meta priority {priority:#x} accept
+            }}"
+        )
+    }
 }
 
 impl Kernel {
@@ -87,7 +119,8 @@ impl Kernel {
             let _ = fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{of}"), "0");
         }
         let namespace = fs::File::open("/proc/thread-self/ns/net")?.into();
-        let mut kernel = Kernel { links: Links::open()?, namespace, bridge: 0, storm };
+        let mut kernel =
+            Kernel { links: Links::open()?, namespace, bridge: 0, storm, passed: None };
         let mut bridge = named(BRIDGE);
         bridge.header.flags = LinkFlags::Up;
         bridge.header.change_mask = LinkFlags::Up;
@@ -100,13 +133,18 @@ impl Kernel {
             .ask(NewLink(bridge), NLM_F_CREATE | NLM_F_EXCL)
             .context("this kernel has no bridge (`modprobe bridge`)")?;
         kernel.bridge = kernel.links.look(BRIDGE)?.is.index;
+        let passed = Passed::random()?;
+        let chain = passed.chain("lo");
+        let probe = format!("table netdev probe {{\n{chain}\n}}\ndelete table netdev probe");
+        kernel.passed = nft(&probe).ok().map(|()| passed);
+        let accept = kernel.accept();
         nft(&format!(
             "table bridge {TABLE} {{
                 set ports {{ type iface_index; }}
                 set senders {{ type iface_index . ether_addr; }}
                 chain forward {{
                     type filter hook forward priority 0; policy drop;
-                    oif @ports iif . ether saddr @senders accept
+                    oif @ports iif . ether saddr @senders {accept}
                 }}
                 chain input {{ type filter hook input priority 0; policy drop; }}
                 chain output {{ type filter hook output priority 0; policy drop; }}
@@ -116,12 +154,46 @@ impl Kernel {
         Ok(kernel)
     }
 
+    /// The rules' word for what passes.
+    fn accept(&self) -> String {
+        let marks = |Passed { mark, priority }| {
+            format!("meta mark set {mark:#x} meta priority set {priority:#x} accept")
+        };
+        self.passed.map_or("accept".into(), marks)
+    }
+
+    /// What is sent by this socket passes as what the rules pass.
+    pub fn admit_ours(&self, socket: &OwnedFd) -> Result<()> {
+        if let Some(Passed { mark, priority }) = self.passed {
+            for (option, value) in [(libc::SO_MARK, mark), (libc::SO_PRIORITY, priority)] {
+                // SAFETY: a number, and its size.
+                #[allow(unsafe_code)]
+                let done = unsafe {
+                    libc::setsockopt(
+                        socket.as_raw_fd(),
+                        libc::SOL_SOCKET,
+                        option,
+                        (&raw const value).cast(),
+                        size_of::<u32>() as u32,
+                    )
+                };
+                ensure!(done == 0, "setsockopt: {}", std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
     /// The TAP device of this name, made by this process, is the way to whoever is not on the bridge.
     pub fn uplink(&self) -> Result<u32> {
         let index = self.links.look(UPLINK)?.is.index;
+        let accept = self.accept();
+        let chain = self.passed.map_or_else(String::new, |passed| passed.chain(UPLINK));
         nft(&format!(
             "add element bridge {TABLE} ports {{ {index} }}
-            add rule bridge {TABLE} forward iif {index} oif @ports accept"
+            add rule bridge {TABLE} forward iif {index} oif @ports {accept}
+            table netdev {UPLINK} {{
+                {chain}
+            }}"
         ))?;
         self.enslave(index, true)?;
         Ok(index)
@@ -162,6 +234,7 @@ impl Kernel {
                 )
             }
         };
+        let passed = self.passed.map_or_else(String::new, |passed| passed.chain(&name));
         nft(&format!(
             "table netdev {name} {{
                 counter source {{}}
@@ -171,6 +244,7 @@ impl Kernel {
                     ether saddr != {mac} counter name source drop
                     {storm}
                 }}
+                {passed}
             }}
             add element bridge {TABLE} ports {{ {index} }}
             add element bridge {TABLE} senders {{ {index} . {mac} }}"
