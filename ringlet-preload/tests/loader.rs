@@ -272,6 +272,12 @@ int main(int count, char **words)
     if (!child)
         _exit(setrlimit(RLIMIT_AS, &less));
     MUST(waitpid(child, &status, 0) == child && status == 0 && is(200 * MB, 200 * MB));
+    child = vfork();
+    if (!child) {
+        execl(words[0], words[0], "now", (char *)0);
+        _exit(1);
+    }
+    MUST(waitpid(child, &status, 0) == child && status == 0 && is(200 * MB, 200 * MB));
     MUST(execl("/nowhere", "nowhere", (char *)0) == -1 && is(200 * MB, 200 * MB) && room(10 * MB) != MAP_FAILED);
     execl(words[0], words[0], "now", (char *)0);
     return 1;

@@ -57,15 +57,19 @@ pub fn told(kernel: Limits) -> Limits {
 
 /// The next program is to begin with the soft limit that was asked for. (The hard one could not be raised again, if it does not begin.)
 pub fn before_exec() {
+    let given = read(&GIVEN);
+    if given == read(&ASKED) {
+        return;
+    }
     let now = sys::limits(libc::RLIMIT_AS);
-    if now == read(&GIVEN) {
+    if now == given {
         sys::set_limits(libc::RLIMIT_AS, [told(now)[0], now[1]]);
     }
 }
 
 pub fn after_failed_exec() {
     let given = read(&GIVEN);
-    if given[1] != 0 && sys::limits(libc::RLIMIT_AS) == [read(&ASKED)[0], given[1]] {
+    if given != read(&ASKED) && sys::limits(libc::RLIMIT_AS) == [read(&ASKED)[0], given[1]] {
         sys::set_limits(libc::RLIMIT_AS, given);
     }
 }

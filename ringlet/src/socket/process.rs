@@ -751,16 +751,17 @@ pub fn before_exec() {
             tables.holders.leave(held);
         });
         tables().into_iter().for_each(epoll::before_exec);
-        address_space::before_exec();
     }
+    // (Last, since what is mapped already may be more. A vfork child has limits of its own.)
+    address_space::before_exec();
 }
 
 /// It did not become one.
 pub fn after_failed_exec() {
+    address_space::after_failed_exec();
     if !borrowed() {
         hold(|tables, held| tables.holders.join(tables.process().pid.get(), held));
         tables().into_iter().for_each(epoll::after_failed_exec);
-        address_space::after_failed_exec();
     }
 }
 
