@@ -70,6 +70,48 @@ fn active_messages_are_measured() {
     assert!(ours.iter().all(|row| row["error"].is_null()), "{rows:?}");
 }
 
+/// In rounds of their own grounds, which are gone afterwards; where there can be none, that is told.
+#[test]
+fn what_is_carried_is_told_or_what_is_missing() {
+    let output = limited("-Sn 64", &["--only", "carried", "--rounds", "2"]);
+    let rows = rows(&output.stdout);
+    let errors: Vec<&str> = rows.iter().filter_map(|row| row["error"].as_str()).collect();
+    if !rustix::process::geteuid().is_root() {
+        assert!(
+            errors.len() == 3 && errors.iter().all(|why| why.contains("only root")),
+            "{rows:?}"
+        );
+        return;
+    }
+    // (What a machine lacks, its node service says.)
+    if errors.iter().any(|why| why.contains("CAP_BPF") || why.contains("cgroup2")) {
+        assert!(!output.status.success());
+        return;
+    }
+    assert!(output.status.success(), "{errors:?}");
+    let cpu = |whose: &str, of: u32| format!("CPU of the {whose} for each, {of}");
+    let mut expected = Vec::new();
+    for (of, plural) in [(1, ""), (8, "s")] {
+        expected.push(format!("round trips, {of} connection{plural}"));
+        expected.extend(
+            ["server", "client", "services", "ends and services"].map(|whose| cpu(whose, of)),
+        );
+    }
+    expected.push("64 KiB writes, one way".into());
+    let told: Vec<&str> = rows.iter().map(|row| row["what"].as_str().unwrap()).collect();
+    let transports = ["veth", "isolated", "two hosts"];
+    let each = expected.iter().flat_map(|what| [what.as_str(); 3]);
+    assert_eq!(told, each.collect::<Vec<_>>());
+    for (index, row) in rows.iter().enumerate() {
+        assert_eq!(row["transport"], transports[index % 3]);
+        assert_eq!(row["rounds"].as_array().unwrap().len(), 2);
+        let is_kernels = index % 3 == 0;
+        assert_eq!(row["path"] == "kernel", is_kernels, "{row}");
+        let has_none = is_kernels && row["what"].as_str().unwrap().contains("the services");
+        assert_eq!(row["median"].as_f64().unwrap() > 0.0, !has_none, "{row}");
+    }
+}
+
 /// By a shell that limits descriptors first (as ulimit says it) and then becomes the command.
 fn limited(ulimit: &str, arguments: &[&str]) -> Output {
     let place = tempfile::tempdir().unwrap();
@@ -86,6 +128,10 @@ fn limited(ulimit: &str, arguments: &[&str]) -> Output {
     let commands = commands.map(|words| String::from_utf8_lossy(&words).into_owned());
     assert_eq!(commands.filter(|words| words.contains(&ours)).collect::<Vec<_>>(), [""; 0]);
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "files are left");
+    let groups = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let name = format!("ringlet-bench-{pid}");
+    let left = groups.filter(|each| each.file_name().to_string_lossy().starts_with(&name));
+    assert_eq!(left.count(), 0, "a control group is left");
     output
 }
 

@@ -1,7 +1,8 @@
 //! What both kinds of children share: the way in, and the line to the parent.
 
 use std::io::{self, BufRead, Write};
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -40,6 +41,9 @@ fn try_run(spec: &str) -> Result<()> {
     ensure!(getppid().as_raw() as u32 == spec.parent, "the parent is gone");
     let figures = match &spec.role {
         Role::Hog => hog(),
+        Role::Becomes { words } => {
+            return Err(Command::new(std::env::current_exe()?).args(words).exec().into());
+        }
         Role::Server => return server::serve(&spec),
         Role::Client { address } => client::measure(&spec, address)?,
         Role::Alone => {

@@ -11,6 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{UsageWho, getrusage};
 use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 
+use super::carried;
 use super::child::pause;
 use super::datagrams;
 use super::many;
@@ -57,6 +58,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             Ok(vec![stream(trip.wire, *size, budget)?])
         }
         Work::Datagrams { sizes } => datagrams::measure(spec, address, sizes),
+        Work::Carried { .. } => carried::measure(spec, address),
         Work::Pair => {
             let mut trip = Blocking::new(dial_for_messages(family, address, false)?);
             settle(&mut trip, spec.ring_expected)?;
@@ -115,13 +117,13 @@ pub trait RoundTrip {
     fn path(&self) -> &'static str;
 }
 
-struct Blocking {
-    wire: Wire,
+pub struct Blocking {
+    pub wire: Wire,
     message: Vec<u8>,
 }
 
 impl Blocking {
-    fn new(wire: Wire) -> Blocking {
+    pub fn new(wire: Wire) -> Blocking {
         Blocking { wire, message: vec![7; SMALL] }
     }
 
@@ -322,7 +324,7 @@ fn timed(trip: &mut impl RoundTrip, count: u64) -> Result<Duration> {
 
 /// One way in chunks, each answered by one byte. The next chunk is under way before the last one's answer is awaited,
 /// so the stream never runs dry.
-fn stream(mut wire: Wire, size: usize, budget: Duration) -> Result<Figure> {
+pub fn stream(mut wire: Wire, size: usize, budget: Duration) -> Result<Figure> {
     let count = ((4 << 20) / size).clamp(16, 16 << 10);
     let order = Order { kind: OrderKind::Sink, size: size as u64, count: count as u64 }.encode();
     let message = vec![7; size];

@@ -19,6 +19,7 @@ use nix::sys::select::{FdSet, select};
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 
+use super::carried::processor_time_of;
 use super::child::{BUFFER_BYTES, pause, say};
 use super::client::{IDLE_TRIPS, SETTLE_MAX, path_name};
 use super::machine;
@@ -66,6 +67,10 @@ fn asked(spec: &Spec) -> Result<(Among, usize)> {
 fn serve_wires(spec: &Spec, by: Among, connections: usize) -> Result<()> {
     let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
     say(&Said::Listening { address })?;
+    serve_on(&listener, spec, by, connections)
+}
+
+pub fn serve_on(listener: &Listener, spec: &Spec, by: Among, connections: usize) -> Result<()> {
     let accept = |index: usize| -> Result<Wire> {
         let wire = listener.accept_for_messages(true);
         let wire = wire.with_context(|| format!("connection {} of {connections}", index + 1))?;
@@ -250,13 +255,13 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
     pause(Pause::Ready)?;
     match spec.work {
         Work::Many { order, .. } => {
-            many(&wires, order, spec.family, Duration::from_millis(spec.budget_ms))
+            many(&wires, order, spec.family, Duration::from_millis(spec.budget_ms), None)
         }
         _ => idle(&wires),
     }
 }
 
-fn connect(family: Family, address: &str) -> Result<Wire> {
+pub fn connect(family: Family, address: &str) -> Result<Wire> {
     if family == Family::Udp {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.connect(address)?;
@@ -285,7 +290,7 @@ fn answered<const BYTES: usize>(mut wire: &Wire) -> Result<[u8; BYTES]> {
     Ok(answer)
 }
 
-fn have_lived(wires: &[Wire], ring_expected: bool) -> Result<()> {
+pub fn have_lived(wires: &[Wire], ring_expected: bool) -> Result<()> {
     // Several at once: a server that looks at all of them each time does so for several.
     let together = |wires: &[Wire]| -> Result<()> {
         wires.iter().try_for_each(|wire| ask(wire, ECHO))?;
@@ -318,13 +323,21 @@ fn path(wires: &[Wire]) -> String {
     }
 }
 
-/// Round trips in some order, each with its time (of a burst from its begin), and what they took of both processes.
-fn many(wires: &[Wire], order: Order, family: Family, budget: Duration) -> Result<Vec<Figure>> {
+/// Round trips in some order, each with its time (of a burst from its begin), and what they took of both processes, and of these beside them.
+pub fn many(
+    wires: &[Wire],
+    order: Order,
+    family: Family,
+    budget: Duration,
+    beside: Option<&[u32]>,
+) -> Result<Vec<Figure>> {
     let server_time = || trip(&wires[0], TELL).map(u64::from_le_bytes);
     let mut turns = Turns { order, random: Random::new(), next: 0 };
     let mut recorder = Recorder::new();
     let mut trips = 0u64;
     let server_before = server_time()?;
+    let services_time = || beside.map(processor_time_of);
+    let services_before = services_time();
     let (before, start) = (processor_time()?, Instant::now());
     let mut last = start;
     while trips == 0 || last - start < budget {
@@ -339,6 +352,7 @@ fn many(wires: &[Wire], order: Order, family: Family, budget: Duration) -> Resul
         }
     }
     let client = processor_time()? - before;
+    let services = services_time();
     let server = server_time()? - server_before;
     let path = path(wires);
     let of = wires.len();
@@ -358,7 +372,13 @@ fn many(wires: &[Wire], order: Order, family: Family, budget: Duration) -> Resul
         tails: recorder.tails(1.0),
         path: path.clone(),
     };
-    Ok(vec![rate, each("server", server), each("client", client)])
+    let mut figures = vec![rate, each("server", server), each("client", client)];
+    if let (Some(before), Some(after)) = (services_before, services) {
+        let services = after.saturating_sub(before);
+        figures.push(each("services", services));
+        figures.push(each("ends and services", server + client + services));
+    }
+    Ok(figures)
 }
 
 /// What the server says that its turns took.

@@ -4,6 +4,7 @@
 //! in their environment. Transports take turns within a round, and a ratio is judged within its round, so that what
 //! else happens on the machine strikes all alike.
 
+mod carried;
 mod child;
 mod client;
 mod cost;
@@ -57,7 +58,7 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 
 /// Measure kernel TCP, Unix sockets and ringlet on this machine.
 ///
-/// Without options: everything but the crowd and Ethernet (of many and idle one number of connections only, by epoll), in about a minute,
+/// Without options: everything but the crowd, Ethernet and what is carried (of many and idle one number of connections only, by epoll), in about a minute,
 /// unpinned; and 8-byte latencies also with both ends pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -177,6 +178,9 @@ enum Group {
     Mirror,
     /// TCP between two network namespaces, by veth and by `ringlet eth`, as root, and frames between ports: only if it is named
     Ethernet,
+    /// Two programs that share no memory, in two network namespaces: by veth, carried in isolation, and as on two hosts with rails in memory, with what
+    /// each round trip takes of both ends' processors and of the services'. As root: only if it is named
+    Carried,
     /// What the machine itself allows
     Limits,
 }

@@ -15,6 +15,7 @@ use ringlet::reasons::Reason;
 
 use crate::{processes, run};
 
+use super::carried::Ground;
 use super::place::{Crowd, Place, Quota};
 use super::spec::{Cost, Family, Figure, Pause, Role, Said, Spec, Unit, Work};
 
@@ -77,13 +78,27 @@ pub struct Setting {
     pub crowd: Crowd,
 }
 
+/// What is made for the children of one contender in one round.
+#[derive(Default)]
+struct Around {
+    quota: Option<Quota>,
+    ground: Option<Ground>,
+}
+
 /// The figures of one contender in one round.
 pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> {
-    let deadline = Instant::now() + PATIENCE + generous(contender, setting);
     let crowd = &setting.crowd;
-    let quota = crowd.percent.map(Quota::new).transpose()?;
-    let hogs = (0..crowd.hogs).map(|_| Worker::spawn(contender, setting, Role::Hog, None));
-    // Ended before the control group is removed.
+    let around = Around {
+        quota: crowd.percent.map(Quota::new).transpose()?,
+        ground: match contender.work {
+            Work::Carried { by, .. } => Some(Ground::new(by)?),
+            _ => None,
+        },
+    };
+    let deadline = Instant::now() + PATIENCE + generous(contender, setting);
+    let hogs =
+        (0..crowd.hogs).map(|_| Worker::spawn(contender, setting, Role::Hog, &Around::default()));
+    // Ended before what is around them.
     let _hogs = hogs.collect::<Result<Vec<Worker>>>()?;
     let mut servers = Vec::new();
     let mut clients = Vec::new();
@@ -91,14 +106,14 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
         let client_role = if contender.needs_no_peer() {
             Role::Alone
         } else {
-            let mut server = Worker::spawn(contender, setting, Role::Server, quota.as_ref())?;
+            let mut server = Worker::spawn(contender, setting, Role::Server, &around)?;
             let Said::Listening { address } = server.hear(deadline)? else {
                 bail!("the server did not say where it listens");
             };
             servers.push(server);
             Role::Client { address }
         };
-        clients.push(Worker::spawn(contender, setting, client_role, quota.as_ref())?);
+        clients.push(Worker::spawn(contender, setting, client_role, &around)?);
     }
     let ring_expected = contender.expects_ring();
     converse(&mut servers, &mut clients, setting, ring_expected, deadline).map_err(|error| {
@@ -256,7 +271,7 @@ impl Worker {
         contender: &Contender,
         setting: &Setting,
         role: Role,
-        quota: Option<&Quota>,
+        around: &Around,
     ) -> Result<Worker> {
         let crowd = &setting.crowd;
         let (wrapped, cpu) = match role {
@@ -265,7 +280,7 @@ impl Worker {
                 (contender.client_wrapped, setting.pin.map(|(_, client)| client))
             }
             Role::Alone => (contender.client_wrapped, None),
-            Role::Hog => (false, None),
+            Role::Hog | Role::Becomes { .. } => (false, None),
         };
         let place = Place {
             cpus: cpu.map_or_else(|| crowd.cpus.clone(), |cpu| vec![cpu]),
@@ -277,10 +292,13 @@ impl Worker {
             _ => "client",
         };
         let takes_orders = !matches!(role, Role::Server | Role::Hog);
+        let ground = around.ground.as_ref();
+        let end = usize::from(role == Role::Server);
+        let work = &contender.work;
         let spec = Spec {
             role,
             family: contender.family,
-            work: contender.work.clone(),
+            work: ground.map_or_else(|| work.clone(), |ground| ground.work(work, end)),
             budget_ms: setting.budget.as_millis() as u64,
             parent: std::process::id(),
             wrapped,
@@ -297,7 +315,13 @@ impl Worker {
         let preload = if wrapped { run::preload_list(&run::library()?, None)? } else { "".into() };
         command.env("LD_PRELOAD", preload);
         command.envs(contender.environment.iter().copied());
-        let child = place.within(|| command.spawn())?;
+        if let Some(socket) = ground.and_then(|ground| ground.socket(end)) {
+            command.env("RINGLET_NODE", socket);
+        }
+        let child = place.within(|| match ground {
+            Some(ground) => ground.within(end, || command.spawn())?.map_err(Into::into),
+            None => command.spawn().map_err(anyhow::Error::from),
+        })?;
         let child = child.with_context(|| format!("cannot start the {name}"))?;
         // Our copies of the pipe's writing end go with the command, so the reader sees the child's end.
         drop(command);
@@ -310,7 +334,7 @@ impl Worker {
             }
         });
         let worker = Worker { child, lines, noise: Vec::new(), name };
-        quota.map_or(Ok(()), |quota| quota.add(worker.child.id()))?;
+        around.quota.as_ref().map_or(Ok(()), |quota| quota.add(worker.child.id()))?;
         Ok(worker)
     }
 

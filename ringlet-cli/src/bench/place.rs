@@ -88,6 +88,40 @@ pub fn may_be_fifo() -> Result<()> {
 /// A control group whose processes have so much of one processor together; removed when it is dropped, which must be after their end.
 pub struct Quota(PathBuf);
 
+/// A control group of the unified hierarchy, at its top; removed as a `Quota` is.
+pub struct Group(PathBuf);
+
+impl Group {
+    pub fn new(name: &str) -> Result<Group> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let unified = |line: &str| {
+            let mut fields = line.split(' ').skip(1);
+            let at = fields.next()?;
+            (fields.next()? == "cgroup2").then(|| PathBuf::from(at))
+        };
+        let top = mounts.lines().find_map(unified).context("no cgroup2 is mounted")?;
+        remove_forgotten(&top);
+        let made = top.join(format!("{GROUP}{}-{name}", std::process::id()));
+        fs::create_dir(&made).with_context(|| format!("cannot make {}", made.display()))?;
+        Ok(Group(made))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// As who sees all of the hierarchy names it.
+    pub fn name(&self) -> String {
+        format!("/{}", self.0.file_name().unwrap_or_default().to_string_lossy())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
 const PERIOD_US: u32 = 100_000;
 const GROUP: &str = "ringlet-bench-";
 /// Where version 1 has it.
@@ -141,6 +175,7 @@ fn remove_forgotten(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let maker = name.to_str().and_then(|name| name.strip_prefix(GROUP));
+        let maker = maker.and_then(|maker| maker.split('-').next());
         if maker.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             let _ = fs::remove_dir(entry.path());
         }
@@ -149,13 +184,17 @@ fn remove_forgotten(above: &Path) {
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        // Who has just ended may still be in it.
-        for _ in 0..100 {
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
+        remove(&self.0);
+    }
+}
+
+/// Who has just ended may still be in it.
+fn remove(group: &Path) {
+    for _ in 0..100 {
+        if fs::remove_dir(group).is_ok() {
+            return;
         }
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
 

@@ -1,12 +1,13 @@
 //! Which cases the command line asks for, and who takes part in each.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{Among, By, Cost, Family, Link, Order, Over, Waiting, Work};
+use super::spec::{Among, Apart, By, Cost, Family, Link, Order, Over, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -57,7 +58,8 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let mut add = |group, name, title: &str, setting: Setting, contenders: Vec<Contender>| {
         // Nobody's processors are taken unasked, nor devices made.
-        let unasked = args.only.is_empty() && !matches!(group, Group::Crowd | Group::Ethernet);
+        let unasked = args.only.is_empty()
+            && !matches!(group, Group::Crowd | Group::Ethernet | Group::Carried);
         let wanted = unasked || args.only.contains(&group);
         if !wanted || contenders.is_empty() {
             return;
@@ -184,6 +186,8 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let ports = cpus.map(|cpus| Contender { label: "ports", ..unwrapped(&Work::Ports { cpus }) });
     let title = "Ethernet frames between two programs' ports";
     add(Group::Ethernet, "ports", title, rates(), ports.into_iter().collect());
+    let title = "two programs that share no memory, in two network namespaces";
+    add(Group::Carried, "carried", title, budgets(500, 50), carried());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
     add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
     if idle < asked && cases.iter().any(|case| case.name == "scale") {
@@ -202,6 +206,15 @@ fn links() -> Vec<Contender> {
         by("frames by UDP", Link::Udp),
         by("ETHOS", Link::Ethos { packet: 1500 }),
         by("ETHOS, packets of 64 KB", Link::Ethos { packet: u16::MAX }),
+    ]
+}
+
+fn carried() -> Vec<Contender> {
+    let work = |by| Work::Carried { by, group: PathBuf::new(), services: Vec::new() };
+    vec![
+        Contender { label: report::ETHERNET_BASELINE, ..unwrapped(&work(Apart::Veth)) },
+        Contender { label: "isolated", ..ringlet(&work(Apart::Tenants)) },
+        Contender { label: "two hosts", ..ringlet(&work(Apart::Hosts)) },
     ]
 }
 

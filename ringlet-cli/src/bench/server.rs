@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use super::carried;
 use super::child::{BUFFER_BYTES, say};
 use super::datagrams;
 use super::many;
@@ -59,6 +60,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
     if let Work::Many { .. } | Work::Idle { .. } = spec.work {
         return many::serve(spec);
     }
+    if let Work::Carried { .. } = spec.work {
+        return carried::serve(spec);
+    }
     if spec.family == Family::Udp {
         return datagrams::serve();
     }
@@ -81,6 +85,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         Work::Messages { .. }
         | Work::Many { .. }
         | Work::Idle { .. }
+        | Work::Carried { .. }
         | Work::Datagrams { .. }
         | Work::Ucx
         | Work::Hierarchy { .. }
@@ -98,7 +103,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
     }
 }
 
-fn obey_orders(mut wire: Wire) -> Result<()> {
+pub fn obey_orders(mut wire: Wire) -> Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut header = [0; Order::BYTES];
     loop {

@@ -1,5 +1,7 @@
 //! What a child process is told to do and what it says back: one JSON value a line.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::stats::Tails;
@@ -28,6 +30,10 @@ pub enum Role {
     },
     /// Wants a processor all the time.
     Hog,
+    /// This command with other words, which ends with its parent too.
+    Becomes {
+        words: Vec<String>,
+    },
     /// No peer: the limits of the machine itself.
     Alone,
 }
@@ -87,6 +93,8 @@ pub enum Work {
     Ethom { by: Link, over: Over },
     /// Frames between two ports of programs, on two cores.
     Ports { cpus: (usize, usize) },
+    /// Round trips and a stream between two that share no memory: the control group of the end, and the services' processes.
+    Carried { by: Apart, group: PathBuf, services: Vec<u32> },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
     Limits { cpus: Option<(usize, usize)> },
 }
@@ -134,6 +142,17 @@ pub enum Link {
     Ethos {
         packet: u16,
     },
+}
+
+/// By whom bytes go between two network namespaces.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Apart {
+    /// The kernel.
+    Veth,
+    /// One node service, which keeps two tenants apart.
+    Tenants,
+    /// A node service each, over rails in memory.
+    Hosts,
 }
 
 /// Whose messages.

@@ -38,6 +38,13 @@ impl Listener {
         }
     }
 
+    /// On a port that nobody else has, of this address.
+    pub fn bind_at(address: &str) -> io::Result<(Listener, String)> {
+        let listener = TcpListener::bind((address, 0))?;
+        let address = listener.local_addr()?.to_string();
+        Ok((Listener::Tcp(listener), address))
+    }
+
     pub fn accept(&self) -> io::Result<Wire> {
         Ok(match self {
             Listener::Tcp(listener) => OwnedFd::from(listener.accept()?.0),
