@@ -68,7 +68,9 @@ impl Outgoing for Out<'_> {
             words::nothing_urgent(self.ring);
             self.end.back_at.set(place + 1);
         }
-        self.end.tx.push_mark(self.ring, mark)
+        let pushed = self.end.tx.push_mark(self.ring, mark);
+        mirrored::changed(self.socket);
+        pushed
     }
 
     fn take_credit(&self) {
