@@ -113,8 +113,9 @@ fn what_is_carried_is_told_or_what_is_missing() {
         assert_eq!(row["rounds"].as_array().unwrap().len(), 2);
         let is_kernels = index % 3 == 0;
         assert_eq!(row["path"] == "kernel", is_kernels, "{row}");
-        let has_none = is_kernels && row["what"].as_str().unwrap().contains("the services");
-        assert_eq!(row["median"].as_f64().unwrap() > 0.0, !has_none, "{row}");
+        // (What is not carried yet costs the services nothing.)
+        let of_services = row["what"].as_str().unwrap().contains("the services");
+        assert!(of_services || row["median"].as_f64().unwrap() > 0.0, "{row}");
     }
 }
 
@@ -140,7 +141,10 @@ fn ended(mut command: Command) -> Output {
     let commands = commands.map(|words| String::from_utf8_lossy(&words).into_owned());
     assert_eq!(commands.filter(|words| words.contains(&ours)).collect::<Vec<_>>(), [""; 0]);
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "files are left");
-    let groups = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let unified = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
+    let top = unified.and_then(|line| line.split(' ').nth(1)).unwrap_or("/sys/fs/cgroup");
+    let groups = fs::read_dir(top).into_iter().flatten().flatten();
     let name = format!("ringlet-bench-{pid}");
     let left = groups.filter(|each| each.file_name().to_string_lossy().starts_with(&name));
     assert_eq!(left.count(), 0, "a control group is left");
