@@ -41,6 +41,7 @@ pub mod reflect;
 mod reload;
 pub mod sandbox;
 mod service;
+mod slice;
 pub mod who;
 
 pub use service::{Listener, Options, Service, forget_notes, run};

@@ -12,7 +12,7 @@ use ringlet_linux::{fd, meet};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{Kill, Started, WORD_BYTES};
-use crate::sandbox;
+use crate::{sandbox, slice};
 
 /// How it, and what it starts, are called: `ringlet node keep WORD`, `ringlet node WORD`.
 pub const KEEP: &str = "keep";
@@ -149,6 +149,7 @@ fn start_ours(words: &[&str]) -> anyhow::Result<(OwnedFd, Child)> {
 /// What the keeper does, until the service has gone. (A carrier that lives goes on with what it carries.)
 pub fn keep(word: &str) -> anyhow::Result<()> {
     let service = by_whom_it_was_started();
+    slice::shorten();
     // (What reflects marks its socket, and gives the right to that up.)
     sandbox::give_up_rights_but_marking(word == REFLECT)?;
     loop {
