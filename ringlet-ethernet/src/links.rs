@@ -52,7 +52,11 @@ impl Links {
     pub fn is_there(&self, is: &Identity) -> bool {
         let mut link = LinkMessage::default();
         link.header.index = is.index;
-        self.find(link).is_ok_and(|found| found.is == *is)
+        match self.find(link) {
+            Ok(found) => found.is == *is,
+            // (What the kernel could not say is no end.)
+            Err(error) => errno(&error) != Some(libc::ENODEV),
+        }
     }
 
     fn find(&self, asked: LinkMessage) -> Result<Link> {
@@ -87,10 +91,7 @@ impl Links {
         let mut there = LinkMessage::default();
         there.header.index = other;
         there.attributes.push(LinkAttribute::IfNetnsId(namespace));
-        let is_none = |error: anyhow::Error| {
-            let error = error.downcast_ref::<std::io::Error>();
-            error.and_then(std::io::Error::raw_os_error) == Some(libc::EINVAL)
-        };
+        let is_none = |error: anyhow::Error| errno(&error) == Some(libc::EINVAL);
         namespace < 0 || self.ask(GetLink(there), 0).err().is_some_and(is_none)
     }
 
@@ -120,6 +121,10 @@ impl Links {
             }
         }
     }
+}
+
+fn errno(error: &anyhow::Error) -> Option<i32> {
+    error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error)
 }
 
 pub fn socket() -> Result<Socket> {

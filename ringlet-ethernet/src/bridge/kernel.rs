@@ -258,7 +258,9 @@ impl Kernel {
         entry.header.flags = NeighbourFlags::Controller | NeighbourFlags::Sticky;
         entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         self.links.ask(NewNeighbour(entry), NLM_F_CREATE | NLM_F_REPLACE)?;
-        Ok(self.links.look(&name)?.is)
+        let is = self.links.look(&name)?.is;
+        ensure!(is.index == index, "the device was taken by another one as it was made");
+        Ok(is)
     }
 
     fn enslave(&self, index: u32, is_uplink: bool) -> Result<()> {

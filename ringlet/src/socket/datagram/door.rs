@@ -439,8 +439,15 @@ fn take_answer(
     if taken.fds.truncated {
         return None;
     }
-    rendezvous::admit_descriptors(door, false);
-    Some(take_lane(tables, socket, answer, taken.fds))
+    let lane = take_lane(tables, socket, answer, taken.fds);
+    // (Others that we have knocked at are still to answer.)
+    let awaits = || {
+        let (all, outbox) = outlets::of(socket)?;
+        let _held = socket.end().send_lock.take()?;
+        Some(outbox.awaits(all))
+    };
+    rendezvous::admit_descriptors(door, awaits() == Some(true));
+    Some(lane)
 }
 
 /// The receiver: somebody wants to send to us by a lane.

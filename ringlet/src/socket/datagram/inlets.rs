@@ -515,7 +515,9 @@ impl Mailbox {
             self.rests_until.set(self.seen.get() + (COOL_EVERY << self.rested.get()));
             self.rested.set((self.rested.get() + 1).min(REST_DOUBLINGS));
         } else {
-            self.rested.set(0);
+            if taken > 0 {
+                self.rested.set(0);
+            }
             self.cool_one(all, |inlet| self.idle(inlet) > COOL_AFTER);
         }
     }

@@ -415,6 +415,11 @@ impl Outbox {
         })
     }
 
+    /// Have we knocked somewhere, and not been answered?
+    pub fn awaits(&self, all: &Outlets) -> bool {
+        self.each(all).any(|index| all.get(index).state.get() == KNOCKED)
+    }
+
     /// Ends lanes whose receivers have gone, where nothing is sent that would find it out; a few at a time.
     pub fn check_idle(&self, all: &Outlets, mut most: u32) {
         for index in self.each(all) {
