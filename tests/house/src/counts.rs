@@ -292,13 +292,10 @@ fn coined(crates: &[Crate]) -> Vec<String> {
             }
         }
     }
-    found
-        .into_iter()
-        .map(|(word, places)| {
-            let places: Vec<_> = places.into_iter().collect();
-            format!("{word}: {}", places.join(", "))
-        })
-        .collect()
+    let places = |(word, places): (&str, BTreeSet<String>)| {
+        places.into_iter().map(|at| format!("{word}: {at}")).collect::<Vec<_>>()
+    };
+    found.into_iter().flat_map(places).collect()
 }
 
 fn of_one_name(modules: &[(&Crate, &Module)], place: &dyn Fn(&Module) -> String) -> Vec<String> {
@@ -311,7 +308,9 @@ fn of_one_name(modules: &[(&Crate, &Module)], place: &dyn Fn(&Module) -> String)
         }
     }
     let several = found.into_iter().filter(|(_, places)| places.len() > 1);
-    several.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()
+    several
+        .flat_map(|(name, places)| places.into_iter().map(move |at| format!("{name}: {at}")))
+        .collect()
 }
 
 /// Of paragraphs and lists: what is in tables and code is none.

@@ -26,6 +26,9 @@ struct Ceiling {
     goal: usize,
 }
 
+/// Of what is above its ceiling.
+const SHOWN: usize = 20;
+
 fn main() -> Result<ExitCode> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = here.ancestors().nth(2).context("the workspace")?;
@@ -50,8 +53,13 @@ fn main() -> Result<ExitCode> {
         let least = now.min(ceiling.now);
         lowered += &format!("\"{}\" = {{ now = {least}, goal = {} }}\n", count.name, ceiling.goal);
         if now > ceiling.now {
-            count.found.iter().for_each(|found| println!("    {found}"));
-            println!("    {} more than before: {}", now - ceiling.now, count.why);
+            count.found.iter().take(SHOWN).for_each(|found| println!("    {found}"));
+            println!(
+                "    {} more than before (-- \"{}\" lists all): {}",
+                now - ceiling.now,
+                count.name,
+                count.why
+            );
             is_right = false;
         } else if now < ceiling.now && !lowers {
             println!("    its ceiling falls to {now}: run `cargo run -p house -- --lower`");

@@ -38,6 +38,8 @@ const LAGGING: u32 = 6 * ASK_AFTER;
 const PAUSE_CALLS: u32 = 64;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
+/// What can't go behind the lane's messages by the kernel waits so long for those to be taken, before it is dropped.
+const TAKEN_NS: u64 = 10_000_000;
 
 static OUTLETS: Once<Outlets> = Once::new();
 
@@ -90,6 +92,8 @@ pub struct Outlet {
     unsettled: P32,
     /// While this is its progress, the receiver still has to empty the kernel's queue before it takes what is in the lane.
     entered: P64,
+    /// Where it was when it was last waited for that it takes more (`is_taken_soon`).
+    waited_at: P64,
     checked: P64,
     next: P32,
     next_free: P32,
@@ -181,6 +185,7 @@ impl Outlet {
         self.gone_there.set(UNSETTLED_UNITS);
         self.unsettled.set(0);
         self.entered.set(u64::MAX);
+        self.waited_at.set(u64::MAX);
         self.checked.set(sys::ticks());
         self.base.store(area.base() as usize, Ordering::Relaxed);
         self.state.set(ATTACHED);
@@ -255,7 +260,7 @@ impl Outlet {
     }
 
     fn by_kernel(&self, lane: &Lane, len: usize) -> Sent {
-        if self.drops(lane) {
+        if self.drops(lane) && !self.is_taken_soon(lane) {
             return Sent::Dropped;
         }
         words(lane).history.note_kernel();
@@ -269,6 +274,22 @@ impl Outlet {
     /// Would it be received before what is in the lane?
     fn drops(&self, lane: &Lane) -> bool {
         !self.tx.drained(lane) && self.entered.get() == self.tx.progress()
+    }
+
+    /// Lets the receiver take what is in the lane: where it has not run since, a message would be dropped for nothing.
+    #[cold]
+    fn is_taken_soon(&self, lane: &Lane) -> bool {
+        // (Of one that stands still nothing is waited for again.)
+        let progress = self.tx.progress();
+        if self.waited_at.get() == progress {
+            return false;
+        }
+        self.waited_at.set(progress);
+        let until = sys::now_ns() + TAKEN_NS;
+        while !self.tx.drained(lane) && sys::now_ns() < until {
+            sys::sched_yield();
+        }
+        self.tx.drained(lane)
     }
 
     /// Does the receiver know how many it has not got of those that went through the kernel?
