@@ -185,16 +185,9 @@ pub fn stir(socket: &Socket) {
     }
 }
 
-/// Behind what the peer is to know before it takes more from the kernel.
-pub fn changed(socket: &Socket) {
-    // ORDER: SeqCst, behind the words; pairs with `orphan::flush_before_send`.
-    socket.end().said.fetch_add(1, Ordering::SeqCst);
-}
-
 /// We have said something to the peer that no publish follows: over a mirror the adapter is to look.
 pub fn said(socket: &Socket) {
     if socket.interconnect() == Interconnect::Mirrored {
-        changed(socket);
         stir(socket);
     }
 }

@@ -102,27 +102,6 @@ pub fn flush(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) {
     }
 }
 
-/// The same before each send by the kernel. While both directions are there, nothing need be asked again until something is said: whom `ringlet off` has
-/// sent there would wait for the adapter's processes at each message. Send lock held.
-pub fn flush_before_send(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if end.mirrored.get() != HAS_ADAPTER {
-        return;
-    }
-    // ORDER: SeqCst, before the flush; pairs with `mirrored::changed`: what is counted here was written before.
-    let said = end.said.load(Ordering::SeqCst).wrapping_add(1);
-    let both = end.receiving() == Receiving::Kernel && end.sending() == Sending::Kernel;
-    if both && end.flushed.get() == said {
-        return;
-    }
-    if both {
-        // (What the peer knew of it would be older and older. Where no doorbell lies unread a reset is one.)
-        words::sends_uncounted(end, ring);
-    }
-    flush(socket, end, ring, false);
-    // (Behind it: who is killed meanwhile has not flushed.)
-    end.flushed.set(if both { said } else { 0 });
-}
-
 /// The ring is empty: does the sender say, by now, that it goes on in the kernel? Then the marks stand there that say so. Behind the count of what
 /// waits in the kernel, receive lock held. True if there is something to look at.
 pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {

@@ -68,9 +68,7 @@ impl Outgoing for Out<'_> {
             words::nothing_urgent(self.ring);
             self.end.back_at.set(place + 1);
         }
-        let pushed = self.end.tx.push_mark(self.ring, mark);
-        mirrored::changed(self.socket);
-        pushed
+        self.end.tx.push_mark(self.ring, mark)
     }
 
     fn take_credit(&self) {

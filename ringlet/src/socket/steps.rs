@@ -13,7 +13,7 @@ use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
 use super::{
     budget, carrier, context, doorbells, epoll, jumps, keep_on_kernel, moving, patience, pin,
-    process, release, words,
+    process, release,
 };
 use crate::config::Config;
 use crate::interconnect::mirrored::{self, Linked};
@@ -695,10 +695,7 @@ fn tcp_passes(socket: &Socket) -> bool {
 
 /// Two ends that an adapter of no delay keeps in step, and what ends with it.
 fn mirrored_pair() -> (Rc<Pair>, [i32; 2]) {
-    mirrored(Pair::new(two_worlds(), Kind::Tcp))
-}
-
-fn mirrored(pair: Rc<Pair>) -> (Rc<Pair>, [i32; 2]) {
+    let pair = Pair::new(two_worlds(), Kind::Tcp);
     let channel = meet::pair().unwrap();
     let lifelines = [0; 2].map(|_| meet::pair().unwrap());
     for (at, side) in pair.sides.iter().enumerate() {
@@ -709,46 +706,6 @@ fn mirrored(pair: Rc<Pair>) -> (Rc<Pair>, [i32; 2]) {
         });
     }
     (pair, lifelines.map(|line| line[1]))
-}
-
-/// Two that `ringlet off` has sent to the kernel wait for their adapter before a send only if something was said since the last one.
-#[test]
-fn who_is_off_the_ring_asks_the_adapter_only_for_what_was_said() {
-    let pair = Pair::new(two_worlds(), Kind::Tcp);
-    for side in &pair.sides {
-        side.with(|socket| {
-            let (end, ring) = (socket.end(), socket.outgoing().unwrap());
-            end.away.set(1);
-            let _held = end.send_lock.take();
-            moving::step_aside(socket, end, &ring, Reason::Paused).unwrap();
-        });
-    }
-    for from in [0, 1] {
-        assert_eq!(pair.send(from, 3), Ok(3));
-        pair.drain(1 - from);
-    }
-    let (pair, adapter) = mirrored(pair);
-    let asks = |bytes: u64| {
-        let words = |socket: &'static Socket| socket.outgoing().unwrap();
-        let asked = || {
-            pair.sides[0]
-                .with(|socket| words(socket).control().sender.flushes.load(Ordering::Relaxed))
-        };
-        let before = asked();
-        // (What is asked has been answered already.)
-        pair.sides[0].with(|socket| words(socket).control().answer_delivery(before + 1));
-        assert_eq!(pair.send(0, bytes), Ok(bytes as usize));
-        pair.drain(1);
-        asked() - before
-    };
-    assert_eq!([asks(5), asks(6), asks(7)], [1, 0, 0]);
-    pair.sides[0].with(mirrored::said);
-    assert_eq!([asks(5), asks(6)], [1, 0]);
-    // Nor does the peer count on a number that nobody tells it any more.
-    pair.sides[1].with(|socket| {
-        assert!(words::may_have_lost(socket, &socket.incoming().unwrap()));
-    });
-    adapter.into_iter().for_each(sys::close);
 }
 
 /// Both ends have gone back to the kernel, and each gets a segment of another carrier, of no delay, in the place of the old one: if one carrier, or both,

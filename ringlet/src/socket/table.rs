@@ -329,10 +329,6 @@ pub struct End {
     /// Of our direction: whether we are about to say that it goes back (`orphan`), and the gap before that is still to be sent.
     pub worded: P32,
     pub gap_due: P32,
-    /// How often something was said or marked that the peer is to know before it takes more from the kernel, plus one; and what of that it has, plus one
-    /// (`orphan::flush_before_send`).
-    pub said: AtomicU32,
-    pub flushed: P32,
     /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
     pub has_sent: P32,
     pub has_received: P32,
@@ -395,7 +391,6 @@ impl End {
             &self.unanswered,
             &self.worded,
             &self.gap_due,
-            &self.flushed,
             &self.away,
         ] {
             word.set(0);
@@ -439,7 +434,6 @@ impl End {
             &self.severed,
             &self.unanswered,
             &self.lapses,
-            &self.flushed,
             &self.worded,
             &self.gap_due,
             &self.has_sent,

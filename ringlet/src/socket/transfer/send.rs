@@ -1,7 +1,6 @@
 //! Sending: by the ring as long as it may, else through the kernel.
 
 use super::wait::{STALLED_NS, Want, deadline, wait};
-use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use crate::socket::epoll::nested::found_no_room;
 use crate::socket::table::{End, Sending, Socket};
@@ -209,7 +208,6 @@ fn send_unrecorded(
         let sent = send_native(socket, from, flags);
         if urgent && sent.is_ok() {
             words::say_urgent(&ring, end.back_at.get());
-            mirrored::changed(socket);
             end.back_at.set(0);
         }
         return sent;
@@ -305,7 +303,7 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     socket.end().bells_only.set(0);
     if let Some(outgoing) = socket.outgoing() {
         outgoing.control().sender.kernel_at.store(sys::ticks(), Ordering::Relaxed);
-        orphan::flush_before_send(socket, socket.end(), &outgoing);
+        orphan::flush(socket, socket.end(), &outgoing, false);
     }
     let mut total = 0;
     loop {
