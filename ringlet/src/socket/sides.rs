@@ -271,7 +271,8 @@ impl Incoming for In<'_> {
 
     fn pass_mark(&self, wakes: bool) {
         let is_back = matches!(self.end.rx.mark(self.ring), Some(Mark::Back(_)));
-        if is_back && others_wait(self.socket, self.end, 0) {
+        // (Over a mirror the adapter's bytes would come between those that tell where urgent ones are.)
+        if is_back && !self.is_mirrored() && others_wait(self.socket, self.end, 0) {
             // Before the peer hears of it, and may send by the ring again: who sleeps may have been rung by a byte that is thrown away here.
             self.ring.control().data_wish().want(WANT_BYTE);
         }
