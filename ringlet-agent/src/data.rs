@@ -58,7 +58,7 @@ pub(crate) fn checked(list: &[Buffer]) -> Sys<()> {
 /// Receives into the program's buffers.
 #[inline(always)]
 unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> {
-    // SAFETY: passed on.
+    // SAFETY: asks for the program's buffers, which the caller vouches for.
     unsafe { receive_by(socket, list, flags, &mut FromKernel::new(None)) }
 }
 
@@ -177,7 +177,7 @@ pub unsafe fn read<E: Edge>(edge: &E, fd: c_int, buffer: *mut c_void, len: size_
         Way::Ours(_) | Way::Datagram(_) if !fits(buffer as usize, len) => Err(Errno::EFAULT),
         // SAFETY: the contract of read.
         Way::Ours(socket) => unsafe { receive(socket, &[Buffer { base: buffer.cast(), len }], 0) },
-        // SAFETY: as above.
+        // SAFETY: the contract of read: `len` bytes at `buffer` are the program's to fill.
         Way::Datagram(socket) => unsafe {
             let list = [Buffer { base: buffer.cast(), len }];
             datagrams::receive::<E>(fd, socket, &list, 0, null_mut(), null_mut())
@@ -232,7 +232,7 @@ pub unsafe fn recvmsg<E: Edge>(
         // SAFETY: the contract of recvmsg.
         Way::Ours(socket) => unsafe { receive_message(socket, message, flags, Asked::Message) },
         Way::Datagram(_) if is_nowhere(message) => Err(Errno::EFAULT),
-        // SAFETY: as above.
+        // SAFETY: the contract of recvmsg: a header, and what it points to, of the program's.
         Way::Datagram(socket) => unsafe {
             datagrams::receive_message::<E>(fd, socket, &mut *message, flags)
         },
@@ -310,7 +310,7 @@ pub unsafe fn recvmmsg<E: Edge>(
                 one,
             )
         },
-        // SAFETY: as above.
+        // SAFETY: the contract of recvmmsg: `count` headers of the program's.
         Way::Datagram(socket) => unsafe {
             let count = count.min(IOV_MAX as u32);
             let one = |message: &mut msghdr, flags| {
@@ -353,7 +353,7 @@ unsafe fn receive_messages(
         if let Some(deadline) = deadline {
             // KERNEL: the time is looked at after each message, and what is left of it is told.
             let left = deadline.saturating_sub(sys::now_ns());
-            // SAFETY: as above.
+            // SAFETY: recvmmsg's time is the program's to read and to write, and is there (it gave the deadline).
             unsafe { *timeout = ringlet_linux::fd::timespec(left) };
             if left == 0 {
                 break;
@@ -371,7 +371,7 @@ unsafe fn read_list(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize
     if list.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
-    // SAFETY: passed on.
+    // SAFETY: asks for the program's buffers, which the caller vouches for.
     unsafe { receive(socket, list, flags) }
 }
 
@@ -380,7 +380,7 @@ unsafe fn write_list(socket: &Socket, list: &[Buffer]) -> Sys<usize> {
     if carrier::facts(socket).has_boundaries && list.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
-    // SAFETY: passed on.
+    // SAFETY: asks for the program's buffers, which the caller vouches for.
     unsafe { send_list(socket, list, 0) }
 }
 
@@ -401,7 +401,7 @@ pub unsafe fn preadv2<E: Edge>(
             let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             read_list(socket, list(vector, count as u32 as usize)?, wait)
         },
-        // SAFETY: as above.
+        // SAFETY: the contract of preadv2: `count` vectors of the program's.
         Way::Datagram(socket) if position == NO_POSITION => unsafe {
             let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             read_datagram::<E>(fd, socket, vector, count, wait)
@@ -423,7 +423,7 @@ pub unsafe fn pwritev2<E: Edge>(
         Way::Ours(socket) if position == NO_POSITION => unsafe {
             write_list(socket, list(vector, count as u32 as usize)?)
         },
-        // SAFETY: as above.
+        // SAFETY: the contract of pwritev2: `count` vectors of the program's.
         Way::Datagram(socket) if position == NO_POSITION => unsafe {
             write_datagram(edge, socket, vector, count)
         },
@@ -442,7 +442,7 @@ pub unsafe fn readv<E: Edge>(
         Way::Kernel(call) => native(edge, call),
         // SAFETY: the contract of readv.
         Way::Ours(socket) => unsafe { read_list(socket, list(vector, count as u32 as usize)?, 0) },
-        // SAFETY: as above.
+        // SAFETY: the contract of readv: `count` vectors of the program's.
         Way::Datagram(socket) => unsafe { read_datagram::<E>(fd, socket, vector, count, 0) },
     }
 }
@@ -488,7 +488,7 @@ pub unsafe fn write<E: Edge>(
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], 0)
         },
-        // SAFETY: as above.
+        // SAFETY: the contract of write: `len` bytes at `buffer` may be read.
         Way::Datagram(socket) => unsafe {
             let list = [Buffer { base: buffer.cast_mut().cast(), len }];
             let sent = if fits(buffer as usize, len) {
@@ -511,7 +511,7 @@ pub unsafe fn writev<E: Edge>(
         Way::Kernel(call) => native(edge, call),
         // SAFETY: the contract of writev.
         Way::Ours(socket) => unsafe { write_list(socket, list(vector, count as u32 as usize)?) },
-        // SAFETY: as above.
+        // SAFETY: the contract of writev: `count` vectors of the program's.
         Way::Datagram(socket) => unsafe { write_datagram(edge, socket, vector, count) },
     }
 }
@@ -567,7 +567,7 @@ pub unsafe fn sendmsg<E: Edge>(
         }
         // SAFETY: the contract of sendmsg.
         Way::Ours(socket) => unsafe { send_message::<E>(socket, message, flags) },
-        // SAFETY: as above.
+        // SAFETY: the contract of sendmsg: a header, and what it points to, of the program's.
         Way::Datagram(socket) => unsafe {
             datagrams::send_message(socket, message, flags).unwrap_or_else(|| edge.pass_on())
         },
@@ -624,7 +624,7 @@ unsafe fn send_message<E: Edge>(
             return Err(Errno(libc::EISCONN));
         }
         if unix::has_control(header) {
-            // SAFETY: as above.
+            // SAFETY: asks for the program's message header, which `header` was read from.
             unsafe { let_go_of_passed(socket.fd(), message) };
             // SAFETY: its buffers.
             let mut from = unsafe { Buffers::new(list) };

@@ -37,13 +37,13 @@ pub unsafe fn receive<E: Edge>(
 ) -> Sys<usize> {
     let mut header = header_of(list);
     if name.is_null() {
-        // SAFETY: passed on.
+        // SAFETY: asks for a header whose buffers are the program's: `list`, by the caller's word.
         return unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
     }
     // SAFETY: the program's length.
     let room = unsafe { room_for_name(name_len) };
     (header.msg_name, header.msg_namelen) = (name.cast(), room.unwrap_or(0));
-    // SAFETY: passed on.
+    // SAFETY: asks for a header whose buffers and name are the program's, by the caller's word; the name's room is what it said.
     let got = unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
     if got.is_ok() {
         room?;
@@ -78,7 +78,7 @@ pub unsafe fn receive_message<E: Edge>(
             Next::Datagram(got) => {
                 datagram::count_in(socket, got.len);
                 if !kept && tap::is_asked(socket) {
-                    // SAFETY: as above.
+                    // SAFETY: the program's buffers again, which are only read here.
                     let list = unsafe { Buffers::new(list) };
                     tap::datagram(socket, true, Some(got.source), list, got.copied, got.len);
                 }
@@ -238,7 +238,7 @@ pub unsafe fn send_message(
     };
     let control = !header.msg_control.is_null() && header.msg_controllen != 0;
     let name = if header.msg_namelen == 0 { null_mut() } else { header.msg_name };
-    // SAFETY: passed on.
+    // SAFETY: asks for the program's buffers and name, which the caller's header describes.
     unsafe { send(socket, list, flags, name.cast(), header.msg_namelen, control) }
 }
 

@@ -206,7 +206,7 @@ pub unsafe fn ioctl(
         && !is_nowhere(argument)
         && let Some(len) = datagram::next_len(socket)
     {
-        // SAFETY: as above.
+        // SAFETY: SIOCINQ takes a pointer to an int, and this one is not nowhere.
         unsafe { *argument.cast::<c_int>() = len as c_int };
         return Ok(0);
     }

@@ -49,7 +49,7 @@ pub(crate) use args;
 /// # Safety
 /// The program's own call.
 pub unsafe fn serve<E: Edge>(edge: &E, number: i64, args: [usize; 6]) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: asks for a call of the program's by its registers, which the caller vouches for.
     match unsafe { served(edge, number, args) } {
         Ok(done) => done as isize,
         Err(Errno(error)) => -(error as isize),

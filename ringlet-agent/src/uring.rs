@@ -114,7 +114,7 @@ pub unsafe fn made_with(
     // (A bad one is liburing's affair.)
     // SAFETY: the program's.
     let flags = if is_nowhere(parameters) { 0 } else { unsafe { (*parameters).flags } };
-    // SAFETY: passed on.
+    // SAFETY: asks for liburing's ring, which the caller vouches for.
     unsafe { made(ring, flags, make) }
 }
 

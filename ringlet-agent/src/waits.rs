@@ -115,7 +115,7 @@ pub unsafe fn poll<E: Edge>(
         if let Some(done) = unsafe { poll_ours::<E>(fds, count, || Ok(from_ms(timeout)), null()) } {
             return done;
         }
-        // SAFETY: as above.
+        // SAFETY: the contract of poll: `count` entries of the program's.
         if let Some(done) = unsafe { natively(edge, fds, count) } {
             return done;
         }
@@ -135,7 +135,7 @@ pub unsafe fn ppoll<E: Edge>(
         if let Some(done) = ours {
             return done;
         }
-        // SAFETY: as above.
+        // SAFETY: the contract of ppoll: `count` entries of the program's.
         if let Some(done) = unsafe { natively(edge, fds, count) } {
             return done;
         }
@@ -159,13 +159,13 @@ impl Bits {
     fn clear_all(self, count: usize) {
         if !self.0.is_null() {
             for word in 0..count.div_ceil(LONG_BITS) {
-                // SAFETY: as above.
+                // SAFETY: the program's set has whole words up to its `nfds`, which `count` is.
                 unsafe { *self.0.add(word) = 0 };
             }
         }
     }
     fn put(self, fd: usize) {
-        // SAFETY: as above; called only for a set that has this bit's word.
+        // SAFETY: the program's set has this bit's word: `put` is called for members below `nfds` only.
         unsafe { *self.0.add(fd / LONG_BITS) |= 1 << (fd % LONG_BITS) };
     }
 }
@@ -224,7 +224,7 @@ unsafe fn select_with<E: Edge>(
     let asked = members(count, sets).count();
     if asked + OWN_ENTRIES <= POLL_ON_STACK {
         let (mut fds, mut scratch) = ([empty; POLL_ON_STACK], [empty; POLL_ON_STACK]);
-        // SAFETY: passed on.
+        // SAFETY: asks for the program's sets of `count` bits, which the caller vouches for.
         return unsafe {
             select_entries(edge, count, sets, [&mut fds, &mut scratch], timeout, mask, by_kernel)
         };
@@ -238,7 +238,7 @@ unsafe fn select_with<E: Edge>(
     // SAFETY: in place of the drops, which do not come then.
     let cancelled = || left.iter().for_each(|area| unsafe { map::unmap(*area) });
     E::in_which(&cancelled, || {
-        // SAFETY: passed on.
+        // SAFETY: asks for the program's sets of `count` bits, which the caller vouches for.
         unsafe {
             select_entries(edge, count, sets, [&mut fds, &mut scratch], timeout, mask, by_kernel)
         }

@@ -243,11 +243,11 @@ const _: () = {
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Head {}
-// SAFETY: as above.
+// SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Control {}
-// SAFETY: as above.
+// SAFETY: an atomic; all bit patterns valid.
 unsafe impl Shared for AtomicU64 {}
-// SAFETY: as above.
+// SAFETY: an atomic; all bit patterns valid.
 unsafe impl Shared for AtomicU32 {}
 
 /// Senders of a mailbox.

@@ -54,22 +54,22 @@ impl<T: Mapped> RingMemory for T {
     }
     #[inline(always)]
     unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `from` is valid for `n` bytes by our own contract; the area itself is checked by `write`.
         unsafe { self.area().write(self.slot_offset(slot) + at, from, n) };
     }
     #[inline(always)]
     unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract; the area itself is checked by `read`.
         unsafe { self.area().read(self.slot_offset(slot) + at, to, n) };
     }
     #[inline(always)]
     unsafe fn write_data(&self, at: usize, from: *const u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `from` is valid for `n` bytes by our own contract; the area itself is checked by `write`.
         unsafe { self.area().write(self.data_offset() + at, from, n) };
     }
     #[inline(always)]
     unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract; the area itself is checked by `read`.
         unsafe { self.area().read(self.data_offset() + at, to, n) };
     }
 }

@@ -55,7 +55,7 @@ impl Reserved {
     #[inline(always)]
     pub unsafe fn write<M: RingMemory>(&self, memory: &M, at: usize, from: *const u8, n: usize) {
         assert!(at <= self.room && n <= self.room - at);
-        // SAFETY: passed on to the caller.
+        // SAFETY: `from` is valid for `n` bytes by our own contract, and the message has room for them.
         unsafe {
             match self.data {
                 None => memory.write_slot(self.slot, 8 + at, from, n),
@@ -139,7 +139,7 @@ impl Message {
     #[inline(always)]
     pub unsafe fn read<M: RingMemory>(&self, memory: &M, at: usize, to: *mut u8, n: usize) {
         assert!(at <= self.len() && n <= self.len() - at);
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract, and the message has as many.
         unsafe { self.0.read(memory, at, to, n) };
     }
 

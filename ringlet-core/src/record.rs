@@ -253,7 +253,7 @@ impl Record {
     /// `to` is valid for writing `n` bytes.
     #[inline(always)]
     pub unsafe fn read<M: RingMemory>(&self, memory: &M, at: usize, to: *mut u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract.
         unsafe {
             if self.flags & FLAG_DATA == 0 {
                 memory.read_slot(self.slot, 8 + at, to, n);

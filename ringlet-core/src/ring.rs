@@ -240,7 +240,7 @@ impl Tx {
         let mut at = 0;
         while at < len {
             let (piece, n) = from.take(len - at);
-            // SAFETY: as above.
+            // SAFETY: `take` returns a piece that is valid for its length.
             unsafe { memory.write_data(place + at, piece, n) };
             at += n;
         }

@@ -87,7 +87,7 @@ const _: () = assert!((DATAGRAM_MAX_BYTES / CELL_DATA_BYTES + 1) < CELL_COUNT as
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for TapHead {}
-// SAFETY: as above.
+// SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Cell {}
 
 /// What the reader finds at a place.
@@ -155,7 +155,7 @@ impl Tap {
     /// `from` is valid for reading `n` bytes.
     pub unsafe fn write(&self, place: u64, at: usize, from: *const u8, n: usize) {
         let n = n.min(CELL_DATA_BYTES.saturating_sub(at));
-        // SAFETY: passed on; the target lies within the cell.
+        // SAFETY: `from` is valid for `n` bytes by our own contract; the target lies within the cell.
         unsafe { self.0.write(Tap::offset(place) + CELL_HEAD_BYTES + at, from, n) };
     }
 

@@ -142,7 +142,7 @@ pub const PROCESS_FILE_BYTES: usize =
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for ProcessHeader {}
-// SAFETY: as above.
+// SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for SocketSlot {}
 
 const _: () = assert!(size_of::<ProcessHeader>() == 128);

@@ -321,7 +321,7 @@ mod tests {
             // SAFETY: made just now, ours alone.
             #[allow(unsafe_code)]
             let other = unsafe { OwnedFd::from_raw_fd(other) };
-            // SAFETY: as above.
+            // SAFETY: the pair's other end, ours alone too.
             #[allow(unsafe_code)]
             let socket = Guarded::new(unsafe { OwnedFd::from_raw_fd(one) });
             let (strand, _memory) = Strand::make(socket, RING_BYTES).unwrap();

@@ -100,7 +100,7 @@ impl Node {
         bytes: usize,
     ) -> io::Result<Memory> {
         let (rails, transport) = self.both(number);
-        // SAFETY: passed on to the caller.
+        // SAFETY: our own contract says of these bytes what `register` asks for: mapped for as long, and shared.
         unsafe { transport.register(rails, at, bytes, false) }
     }
 
@@ -115,7 +115,7 @@ impl Node {
         bytes: usize,
     ) -> io::Result<Memory> {
         let (rails, transport) = self.both(number);
-        // SAFETY: passed on to the caller.
+        // SAFETY: our own contract says of these bytes what `register` asks for: mapped for as long.
         unsafe { transport.register(rails, at, bytes, true) }
     }
 

@@ -492,7 +492,7 @@ pub unsafe extern "C" fn imc_getclusterinfo(
         let count = usize::try_from(count).map_err(|_| Status::BadParameter)?;
         // SAFETY: our own contract.
         let items = unsafe { list(items, count) }?;
-        // SAFETY: as above.
+        // SAFETY: the program gives addresses of as many bytes as the header says for each item.
         unsafe {
             each(items, [(a1, b1), (a2, b2), (a3, b3), (a4, b4), (a5, b5), (a6, b6)], |kind, to| {
                 let now = told(&cluster, kind)?;
@@ -514,7 +514,7 @@ unsafe fn list<'a>(items: *const c_uint, count: usize) -> Result<&'a [c_uint], S
     }
     // SAFETY: our own contract; none behind a 0 is looked at.
     let length = (0..count).find(|at| unsafe { *items.add(*at) } == 0).unwrap_or(count);
-    // SAFETY: as above.
+    // SAFETY: our own contract: items up to a 0, which comes behind `length`.
     Ok(unsafe { std::slice::from_raw_parts(items, length) })
 }
 

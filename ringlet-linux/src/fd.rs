@@ -247,7 +247,7 @@ pub unsafe fn poll_raw(
     let result = unsafe { sys!(SYS_ppoll, fds, count, time, pointer, 8) };
     #[cfg(target_arch = "x86_64")]
     if mask.is_none() && is_barred(&result) {
-        // SAFETY: as above.
+        // SAFETY: the array is valid for `count` entries by our own contract.
         return unsafe { sys!(SYS_poll, fds, count, milliseconds(timeout_ns)) };
     }
     result
@@ -305,7 +305,7 @@ pub unsafe fn epoll_wait(
         return result;
     }
     // Before Linux 5.11, or under a filter that was written before.
-    // SAFETY: as above.
+    // SAFETY: the array has room for `max` events by our own contract; the mask is null or a local.
     unsafe { sys!(SYS_epoll_pwait, epfd, events, max, milliseconds(timeout_ns), mask, 8) }
 }
 
@@ -323,7 +323,7 @@ pub fn local_name(fd: i32, name: &mut [u8; NAME_MAX_BYTES]) -> Option<&[u8]> {
 pub fn is_pipe_to_write(fd: i32) -> bool {
     // SAFETY: no memory is passed.
     let flags = unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) };
-    // SAFETY: as above. (Refused for what is no pipe.)
+    // SAFETY: no memory is passed. (Refused for what is no pipe.)
     let room = unsafe { sys!(SYS_fcntl, fd, libc::F_GETPIPE_SZ) };
     room.is_ok() && flags.is_ok_and(|flags| flags as i32 & libc::O_ACCMODE != libc::O_RDONLY)
 }

@@ -18,9 +18,9 @@ pub unsafe trait Zeroed: Sync {}
 
 // SAFETY: zero is a valid atomic.
 unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
-// SAFETY: as above.
+// SAFETY: zero is a valid atomic.
 unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
-// SAFETY: as above.
+// SAFETY: zero is a valid atomic.
 unsafe impl Zeroed for AtomicUsize {}
 
 fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
@@ -489,7 +489,7 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
 /// The same of whole pages of it, for writing.
 pub fn map_shared_at(fd: i32, offset: usize, len: usize) -> Sys<Area> {
     let base = map_at(offset, len, READ_WRITE, libc::MAP_SHARED, fd)?;
-    // SAFETY: as above.
+    // SAFETY: mapped just now, page-aligned, for `len` bytes; the file's seals keep every page backed.
     Ok(unsafe { Area::new(base, len) })
 }
 

@@ -114,7 +114,7 @@ pub fn send_message(fd: i32, message: &libc::msghdr, flags: i32) -> Sys<usize> {
 /// `from` is valid for reading `len` bytes.
 pub unsafe fn send_packet(fd: i32, from: *const u8, len: usize) -> Sys<()> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: passed on to the caller.
+    // SAFETY: `from` is valid for reading `len` bytes by our own contract.
     let send = || unsafe { sys!(SYS_sendto, fd, from, len, flags, 0, 0) }.map(drop);
     let limit = |bytes: i32| {
         // SAFETY: an int and its size.

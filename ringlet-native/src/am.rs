@@ -314,7 +314,7 @@ pub extern "C" fn AM_AllocateEndpoint(
     done(
         "AM_AllocateEndpoint",
         unsafe { bundle(eb) }.and_then(Bundle::endpoint).and_then(|made| {
-            // SAFETY: as above.
+            // SAFETY: both places are not null, and the program's to write to.
             unsafe {
                 put(name, made.name().into())?;
                 put(ea, Arc::into_raw(made))
@@ -551,7 +551,7 @@ calls! {
         ea: endpoint, dest: c_int, handler: u8, bytes: *const c_void, len: usize,
         offset: usize, asynchronous: c_int, count: c_int, arguments: *const u32
     ) {
-        // SAFETY: as above.
+        // SAFETY: so many bytes, as the program says, and so many words, by the header.
         let (bytes, arguments) = unsafe { (slice(bytes, len)?, words(arguments, count)?) };
         let payload = Payload::Bulk { offset: offset as u64, bytes };
         send(ea, dest, handler, arguments, payload, asynchronous != 0)
@@ -735,7 +735,7 @@ fn run_handler(function: Handler, message: &Incoming) {
             match words.len() {
                 $($count => {
                     type Long = unsafe extern "C" fn(*mut c_void, *mut c_void, usize $(, int!($at))*);
-                    // SAFETY: as above.
+                    // SAFETY: the program's handler for long messages with so many arguments; a pointer to a function either way.
                     unsafe { std::mem::transmute::<Handler, Long>(function)(token, place, len $(, words[$at] as c_int)*) }
                 })*
                 _ => {}
@@ -830,7 +830,7 @@ inside! {
         token, handler: u8, bytes: *const c_void, len: usize, offset: usize,
         count: c_int, arguments: *const u32
     ) {
-        // SAFETY: as above.
+        // SAFETY: so many bytes, as the program says, and so many words, by the header.
         let (bytes, arguments) = unsafe { (slice(bytes, len)?, words(arguments, count)?) };
         token.reply(handler, arguments, Payload::Bulk { offset: offset as u64, bytes })
     }

@@ -42,7 +42,7 @@ static BUNDLE: OnceLock<Polled> = OnceLock::new();
 struct Polled(*const Bundle);
 // SAFETY: a handle, which the functions of `am` take from any thread.
 unsafe impl Send for Polled {}
-// SAFETY: as above.
+// SAFETY: a handle, which the functions of `am` take from any thread.
 unsafe impl Sync for Polled {}
 
 /// AMUDP_SPMDSetProc's, or WORKER_RANK: a number, or the name of the variable that has it.
@@ -341,6 +341,6 @@ pub extern "C" fn AMUDP_check_env_prefix(prefix: *const c_char) -> *const c_char
     if prefix.is_null() {
         return null();
     }
-    // SAFETY: as above.
+    // SAFETY: a C string, as the program says.
     find(unsafe { CStr::from_ptr(prefix) }.to_bytes(), 0)
 }

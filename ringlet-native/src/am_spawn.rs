@@ -82,7 +82,7 @@ impl Arguments {
         }
         // SAFETY: by contract of `new`.
         let value = unsafe { *(*self.values).add(at) };
-        // SAFETY: as above.
+        // SAFETY: by contract of `new`: below the count each is null or a C string.
         (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
     }
 
@@ -96,9 +96,9 @@ impl Arguments {
             // SAFETY: by contract of `new`; below the count.
             unsafe { *(*self.values).add(at) = *(*self.values).add(at + many) };
         }
-        // SAFETY: as above.
+        // SAFETY: by contract of `new`: `left` is at most the count, where the null stands.
         unsafe { *(*self.values).add(left) = std::ptr::null_mut() };
-        // SAFETY: as above.
+        // SAFETY: by contract of `new`: the program's count, ours to change.
         unsafe { *self.count = left as c_int };
     }
 }
@@ -243,7 +243,7 @@ fn invite(
     let made = spawn(processes, count, values, environment.as_mut_ptr());
     SPAWNING.store(false, Ordering::Relaxed);
     for (name, _) in &given {
-        // SAFETY: as above.
+        // SAFETY: the program is still in its startup, so nobody else uses the environment.
         unsafe { std::env::remove_var(name) };
     }
     if made == 0 {
@@ -293,7 +293,7 @@ unsafe fn strings(list: *mut *mut c_char, most: usize) -> Option<Vec<String>> {
     let mut found = Vec::new();
     // SAFETY: by contract.
     while !list.is_null() && found.len() < most && unsafe { !(*list.add(found.len())).is_null() } {
-        // SAFETY: as above.
+        // SAFETY: by contract, one that is not null is a C string.
         let each = unsafe { CStr::from_ptr(*list.add(found.len())) };
         found.push(each.to_str().ok()?.to_owned());
     }

@@ -219,7 +219,7 @@ unsafe fn sending<'a>(
     let Out { sender, reserved } = out;
     match sender {
         Some(sender) => Ok((sender, reserved)),
-        // SAFETY: as above. A channel with halves is not locked, so this is looked at by nobody else.
+        // SAFETY: a channel with halves is not locked, so only the thread that sends looks at this.
         None => match unsafe { &mut *locked } {
             Some(end) => Ok((end, reserved)),
             // SAFETY: as in the header; nothing is changed.
@@ -404,7 +404,7 @@ pub unsafe extern "C" fn ringlet_send_fd(channel: *const ringlet_channel) -> c_i
     answer(-1, || match (&out.sender, locked) {
         (Some(sender), _) => Ok(sender.descriptor()),
         (None, Some(locked)) => Ok(locked.descriptor()),
-        // SAFETY: as above.
+        // SAFETY: a channel as in the header; nothing is changed.
         (None, None) => Err(unsafe { no_sender(channel) }),
     })
 }
@@ -434,7 +434,7 @@ pub unsafe extern "C" fn ringlet_arm_send(channel: *mut ringlet_channel) -> c_in
         None => match unsafe { &mut *locked } {
             // There is room in our turn; the turn comes with the other end's message.
             Some(locked) => Ok((!locked.is_our_turn() && locked.arm()).into()),
-            // SAFETY: as above.
+            // SAFETY: a channel as in the header; nothing is changed.
             None => Err(unsafe { no_sender(channel) }),
         },
     })

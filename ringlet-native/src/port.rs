@@ -485,7 +485,7 @@ pub unsafe extern "C" fn ringlet_port_receive(
                 source: head.source().0,
                 offload: ringlet_port_offload::of(&head),
             };
-            // SAFETY: as above.
+            // SAFETY: the program's array has room for `count` frames, and `n` is below that.
             unsafe { frames.add(n).write(frame) };
             n += 1;
             shown.push(message);

@@ -101,7 +101,7 @@ extern "C" fn look_up_version(
     let by_handle = || {
         next!(c"dlvsym", fn(usize, *const c_char, *const c_char) -> usize, handle, name, version)
     };
-    // SAFETY: as above.
+    // SAFETY: the program's handle and name, as dlvsym takes them.
     unsafe { found(next_address!(c"dlvsym"), by_handle, handle, name, caller) }
 }
 
@@ -225,7 +225,7 @@ unsafe extern "C" fn call_from(
 /// There a return to what was not called can't be made.
 #[cfg(target_arch = "aarch64")]
 unsafe extern "C" fn call_from(_: usize, function: usize, first: usize, second: usize) -> usize {
-    // SAFETY: passed on to the caller.
+    // SAFETY: our own contract: the address of a C function of two words.
     unsafe {
         let function: extern "C" fn(usize, usize) -> usize = core::mem::transmute(function);
         function(first, second)

@@ -87,7 +87,7 @@ mod as_kernel {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: passed on.
+    // SAFETY: the contract of recvmsg, for musl's header as for glibc's.
     unsafe {
         if !musl::is() || data::is_nowhere(message) {
             return as_kernel::recvmsg(fd, message, flags);
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: passed on.
+    // SAFETY: the contract of sendmsg, for musl's header as for glibc's.
     unsafe {
         if !musl::is() || data::is_nowhere(message) {
             return as_kernel::sendmsg(fd, message, flags);

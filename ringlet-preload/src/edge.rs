@@ -87,7 +87,7 @@ macro_rules! also {
     ($($name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty => $function:path, [$($given:expr),* $(,)?];)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: passed on.
+            // SAFETY: the contract of the function that this is another name of.
             #[allow(clippy::macro_metavars_in_unsafe)]
             unsafe { $function($($given),*) }
         }

@@ -93,7 +93,7 @@ impl Iterator for Objects {
         // SAFETY: an entry of the loader's list, or its end; what was loaded with the program stays there, before all the rest.
         let entry = unsafe { self.0.as_ref() }?;
         self.0 = entry.next;
-        // SAFETY: as above.
+        // SAFETY: the loader has filled the entry: its base and its dynamic section stay while it is in the list.
         Some(unsafe { Object::new(entry.base, entry.dynamic) })
     }
 }

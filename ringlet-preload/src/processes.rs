@@ -124,7 +124,7 @@ pub unsafe fn lends(number: c_long, first: c_ulong) -> bool {
         #[cfg(target_arch = "x86_64")]
         libc::SYS_vfork => libc::CLONE_VM as c_ulong,
         libc::SYS_clone => first,
-        // SAFETY: as above.
+        // SAFETY: struct clone_args begins with the flags.
         libc::SYS_clone3 if !is_nowhere(first as *const u64) => unsafe { *(first as *const u64) },
         _ => return false,
     };
@@ -618,19 +618,19 @@ pub unsafe extern "C" fn __sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    // SAFETY: passed on.
+    // SAFETY: the contract of sigaction.
     unsafe { sigaction(number, new, old) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bsd_signal(number: c_int, handler: usize) -> usize {
-    // SAFETY: passed on.
+    // SAFETY: the contract of signal.
     unsafe { signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
-    // SAFETY: passed on.
+    // SAFETY: the contract of signal.
     unsafe { signal(number, handler) }
 }
 
@@ -672,7 +672,7 @@ pub unsafe extern "C" fn __sysv_signal(number: c_int, handler: usize) -> usize {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sysv_signal(number: c_int, handler: usize) -> usize {
-    // SAFETY: passed on.
+    // SAFETY: the contract of signal.
     unsafe { __sysv_signal(number, handler) }
 }
 
@@ -829,7 +829,7 @@ impl List {
         let count = (0..).find(|&index| unsafe { self.at(index) }.is_null()).unwrap_or(0);
         let with = |array: &mut [*mut c_char]| {
             for (index, place) in array.iter_mut().enumerate().take(count) {
-                // SAFETY: as above.
+                // SAFETY: by contract, below the null that ends the list.
                 *place = unsafe { self.at(index) };
             }
             exec(array.as_ptr(), self, count + 1)
@@ -861,7 +861,7 @@ extern "C" fn execle_array(path: *const c_char, first: Strings, others: Strings)
         // SAFETY: the contract of execle: the environment follows.
         unsafe { execve(path, args, list.at(behind).cast_const().cast()) }
     };
-    // SAFETY: as above.
+    // SAFETY: the contract of execle: a list that ends with a null.
     unsafe { List(first, others).as_array(exec) }
 }
 

@@ -338,7 +338,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: within both, by our own contract.
     let lines = unsafe { copy_lines(from.add(head), to.add(head), bytes - head) };
     for (begin, end) in [(0, head), (head + lines, bytes)] {
-        // SAFETY: as above.
+        // SAFETY: both parts lie within what our own contract makes valid.
         unsafe { copy_words(from.add(begin), to.add(begin), end - begin) };
     }
     // ORDER: Release, pairs with Acquire in `get`: what is stored behind this call is seen behind it.
@@ -407,7 +407,7 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, bytes: usize) {
     };
     (0..head).for_each(byte);
     for at in (head..bytes - tail).step_by(8) {
-        // SAFETY: as above, and aligned from `head` on.
+        // SAFETY: within both, by our own contract, and `to` is aligned from `head` on.
         unsafe {
             let word = from.add(at).cast::<u64>().read_unaligned();
             (*to.add(at).cast::<AtomicU64>()).store(word, Ordering::Relaxed);

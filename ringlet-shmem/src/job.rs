@@ -78,7 +78,7 @@ pub struct Job {
 
 // SAFETY: its pointers are to mappings that are never undone, of which all is reached by atomics or as the program says.
 unsafe impl Send for Job {}
-// SAFETY: as above.
+// SAFETY: its pointers are to mappings that are never undone, of which all is reached by atomics or as the program says.
 unsafe impl Sync for Job {}
 
 static JOB: OnceLock<Job> = OnceLock::new();
@@ -244,14 +244,14 @@ fn join(me: usize, size: usize, key: u64, threads: c_int) -> Result<Job, String>
     let controls = transmitter.base();
     // SAFETY: within the mapping: so it was allocated.
     let parts = unsafe { controls.add(CONTROL_BYTES * size) };
-    // SAFETY: as above.
+    // SAFETY: the region was allocated with a part for each of `size` PEs, and `me` is one.
     let ours = unsafe { parts.add(part_bytes * me) };
     if !is_writable(ours) {
         let why = "this host's reflective memory reaches other hosts, and a job is of one host: ";
         return Err(format!("{why}{VARIABLE} may name another keeper's socket"));
     }
     data.share(ours)?;
-    // SAFETY: as above.
+    // SAFETY: our part begins with the data's bytes, and the heap's follow: so it was allocated.
     let heap = place_heap(unsafe { ours.add(data.bytes()) }, heap_bytes)?;
     let has_barriers = crate::wait::register_barriers();
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

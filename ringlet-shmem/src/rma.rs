@@ -86,7 +86,7 @@ fn put_one<T: Copy>(ctx: Ctx, dest: *mut T, value: T, pe: c_int) {
 fn get_one<T: Copy>(ctx: Ctx, source: *const T, pe: c_int) -> T {
     let job = job();
     let from = job.remote(source.cast(), size_of::<T>(), pe_of(job, ctx, pe)).cast::<T>();
-    // SAFETY: as above.
+    // SAFETY: `Job::remote`'s, aligned as the program's own is.
     unsafe { from.read_volatile() }
 }
 

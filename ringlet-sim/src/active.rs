@@ -86,7 +86,7 @@ impl<const DEPTH: usize> Memory for End<'_, DEPTH> {
     unsafe fn read_buffer(&self, queue: Queue, buffer: usize, to: *mut u8, n: usize) {
         self.node.copy(n);
         let n = n.min(self.buffer_bytes());
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract, and no more are written.
         unsafe { self.node.area.read(self.buffer(self.block, queue, buffer), to, n) };
     }
     fn credit(&self, queue: Queue) -> u64 {

@@ -396,16 +396,16 @@ impl RingMemory for End<'_> {
     }
 
     unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
-        // SAFETY: passed on to the caller. `publish` sends it.
+        // SAFETY: `from` is valid for `n` bytes by our own contract. `publish` sends them.
         unsafe { self.node.area.write(self.local + slot * LINE_BYTES + at, from, n) };
     }
     unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
         self.node.copy(n);
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract.
         unsafe { self.node.area.read(self.local + slot * LINE_BYTES + at, to, n) };
     }
     unsafe fn write_data(&self, at: usize, from: *const u8, n: usize) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: `from` is valid for `n` bytes by our own contract.
         let bytes = unsafe { std::slice::from_raw_parts(from, n) };
         // SAFETY: a slice of `n` bytes.
         unsafe { self.node.area.write(self.local + self.data() + at, from, n) };
@@ -413,7 +413,7 @@ impl RingMemory for End<'_> {
     }
     unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
         self.node.copy(n);
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract.
         unsafe { self.node.area.read(self.local + self.data() + at, to, n) };
     }
 }

@@ -127,7 +127,7 @@ fn of_libc() -> *mut u8 {
             options(pure, nomem, nostack)
         );
     }
-    // SAFETY: as above.
+    // SAFETY: reads the thread's pointer, and where the loader has put the block, as this processor's ABI says.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         asm!(

@@ -340,7 +340,7 @@ mod tests {
             // SAFETY: a byte; and its own end.
             let begins = || unsafe { libc::write(ends[1], b"!".as_ptr().cast(), 1) } == 1;
             let done = confine() && begins() && lock.take().is_some();
-            // SAFETY: as above.
+            // SAFETY: the child ends here, without the handlers of its parent.
             unsafe { libc::_exit(if done { 7 } else { 1 }) };
         }
         sys::close(ends[1]);
@@ -350,7 +350,7 @@ mod tests {
         // Until it waits.
         thread::sleep(std::time::Duration::from_millis(20));
         drop(held);
-        // SAFETY: as above.
+        // SAFETY: a child of ours, and a number to write to.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
         sys::close(ends[0]);

@@ -21,7 +21,7 @@ pub fn here() -> usize {
     unsafe {
         asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
     }
-    // SAFETY: as above.
+    // SAFETY: reads a register.
     #[allow(unsafe_code)]
     #[cfg(target_arch = "aarch64")]
     unsafe {

@@ -142,7 +142,7 @@ impl End {
 
     fn pop(&self, bytes: &mut [u8]) -> usize {
         let list = [Buffer { base: bytes.as_mut_ptr(), len: bytes.len() }];
-        // SAFETY: as above.
+        // SAFETY: valid for its length, and borrowed for writing.
         match self.rx.pop(&self.incoming, &mut unsafe { Buffers::new(&list) }) {
             Next::Bytes(n, looks) => {
                 if looks

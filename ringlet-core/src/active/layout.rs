@@ -97,7 +97,7 @@ const _: () = assert!(DEPTH.is_power_of_two() && DEPTH <= 64);
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for ConnectionHead {}
-// SAFETY: as above.
+// SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Side {}
-// SAFETY: as above.
+// SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Bell {}

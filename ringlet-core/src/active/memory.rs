@@ -120,7 +120,7 @@ impl Memory for SegmentMemory {
     #[inline(always)]
     unsafe fn read_buffer(&self, queue: Queue, buffer: usize, to: *mut u8, n: usize) {
         let at = self.buffer(self.peer(), queue, buffer);
-        // SAFETY: passed on to the caller.
+        // SAFETY: `to` has room for `n` bytes by our own contract, and no more are written.
         unsafe { self.segment.read(at, to, n.min(BUFFER_BYTES)) };
     }
     #[inline(always)]

@@ -65,7 +65,7 @@ impl Handled<'_> {
         // (By way of the scratch: others may write to the segment meanwhile.)
         // SAFETY: the gate has found as many bytes in the segment, and the scratch holds `BUFFER_BYTES`, which no message exceeds.
         unsafe { call.place().copy_to(scratch, head.len) };
-        // SAFETY: as above; nothing else is put there before this returns.
+        // SAFETY: the scratch holds `head.len` bytes, written just now, and nothing else is put there before this returns.
         let bytes = unsafe { std::slice::from_raw_parts(scratch, head.len) };
         match call.reply(&Message { head, bytes }) {
             Ok(()) => {

@@ -379,7 +379,7 @@ pub struct Endpoint {
 // another one only after both locks were held; what it holds may be used by any one thread at a time.
 unsafe impl Sync for Endpoint {}
 #[allow(unsafe_code)]
-// SAFETY: as above; the segment's address is used only as the program that set it has promised.
+// SAFETY: `state` is reached with its bundle's lock only; the segment's address is used only as the program that set it has promised.
 unsafe impl Send for Endpoint {}
 
 /// In no bundle.

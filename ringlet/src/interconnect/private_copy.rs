@@ -138,7 +138,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             places.iter().for_each(|at| word(area, *at).store(9, Ordering::Relaxed));
-            // SAFETY: as above.
+            // SAFETY: the child ends here, without the handlers of its parent.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;

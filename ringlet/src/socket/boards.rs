@@ -85,7 +85,7 @@ struct Ours {
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Peer {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is the empty state.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Ours {}
 

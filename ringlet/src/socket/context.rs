@@ -171,10 +171,10 @@ const LOAD_SHARE: usize = 8;
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Context {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is a bell that nobody uses.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Bell {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is a process that has made nothing yet.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Ours {}
 

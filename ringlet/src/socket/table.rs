@@ -342,7 +342,7 @@ const _: () = assert!(offset_of!(End, receiver) + 16 <= LINE_BYTES);
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Socket {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for End {}
 
@@ -533,10 +533,10 @@ pub struct Process {
     pub tap_beat_ns: P64,
 }
 
-// SAFETY: as above.
+// SAFETY: an atomic; zero is an empty list.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for FreeList {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is a process that has done nothing.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Process {}
 

@@ -127,10 +127,10 @@ struct Untold {
 // SAFETY: numbers.
 #[allow(unsafe_code)]
 unsafe impl Zero for Waits {}
-// SAFETY: as above.
+// SAFETY: numbers.
 #[allow(unsafe_code)]
 unsafe impl Zero for Wait {}
-// SAFETY: as above.
+// SAFETY: numbers.
 #[allow(unsafe_code)]
 unsafe impl Zero for Untold {}
 

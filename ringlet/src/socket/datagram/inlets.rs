@@ -141,10 +141,10 @@ const CLOSED: u32 = 3;
 // SAFETY: atomics only; zero is the empty state.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Mailbox {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is the empty state.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Inlet {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is no mapping.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Mapping {}
 

@@ -110,7 +110,7 @@ pub const NEVER: u32 = 3;
 // SAFETY: atomics only; zero is the empty state.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Outbox {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is the empty state.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Outlet {}
 

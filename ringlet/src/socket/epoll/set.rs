@@ -275,7 +275,7 @@ impl Set {
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Set {}
-// SAFETY: as above.
+// SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Watch {}
 
