@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use ringlet::config::{Config, KEYS, Key};
 use serde::Serialize;
 
-use crate::processes;
-use crate::settings::{Flags, Settings, flag_name, or_none};
-use crate::table;
+use ringlet_programs::processes;
+use ringlet_programs::settings::{Flags, Settings, flag_name, or_none};
+use ringlet_programs::table;
 
 /// Show each setting, its value, and where that came from
 ///

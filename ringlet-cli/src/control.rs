@@ -12,10 +12,10 @@ use ringlet_core::view::{
 use serde::Serialize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::processes::{self, LivePage, Process};
-use crate::sockets::Protocol;
-use crate::table;
 use crate::targets::{Connection, End, Ends, Target, Targets};
+use ringlet_programs::processes::{self, LivePage, Process};
+use ringlet_programs::sockets::Protocol;
+use ringlet_programs::table;
 
 /// Send running connections through the kernel, where tcpdump and the firewall see them
 ///

@@ -16,7 +16,8 @@ use ringlet_reflect::Host;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::{reflect, table};
+use crate::reflect;
+use ringlet_programs::table;
 
 /// Use disks of other hosts by reflective memory
 #[derive(clap::Args)]

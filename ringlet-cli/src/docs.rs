@@ -13,7 +13,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use ringlet::config::{FILE_ENVIRONMENT, KEYS};
 
-use crate::settings::{LIBRARY_ENVIRONMENT, default, flag_name};
+use ringlet_programs::settings::{LIBRARY_ENVIRONMENT, default, flag_name};
 
 /// Print a completion script for a shell
 #[derive(clap::Args)]

@@ -21,7 +21,8 @@ use signal_hook::iterator::Signals;
 
 use ringlet_messages::guarded::Guarded;
 
-use crate::{reflect, table};
+use crate::reflect;
+use ringlet_programs::table;
 
 /// Network devices between namespaces and containers of this host, whose frames go through shared memory, and to those of other hosts
 ///

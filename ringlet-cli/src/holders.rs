@@ -5,8 +5,8 @@ use std::fs;
 
 use serde::Serialize;
 
-use crate::processes;
-use crate::sockets::Descriptors;
+use ringlet_programs::processes;
+use ringlet_programs::sockets::Descriptors;
 
 #[derive(Clone, Serialize)]
 pub struct Holder {

@@ -2,26 +2,13 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
-/// As std's, but where it can't be written, the command ends with a failure.
-macro_rules! println {
-    () => { crate::table::say("\n") };
-    ($($text:tt)*) => { crate::table::say(&format!("{}\n", format_args!($($text)*))) };
-}
-
-/// As std's, but what can't be written is left out: who complains goes on.
-macro_rules! eprintln {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($text)*);
-    }};
-}
+#[macro_use(println, eprintln)]
+extern crate ringlet_programs;
 
 mod adapter;
 mod am_run;
 mod arrivals;
-mod bench;
 mod capture;
-mod compare;
 mod config;
 mod control;
 mod disk;
@@ -31,26 +18,18 @@ mod ethernet;
 mod explain;
 mod holders;
 mod job;
-mod namespaces;
 mod node;
-mod papers;
-mod patience;
-mod plot;
-mod processes;
-mod program;
 mod reflect;
 mod run;
-mod settings;
 mod shmem;
 mod sim;
-mod sockets;
 mod ss;
-mod table;
 mod targets;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use ringlet_bench::{bench, compare, papers};
 
 /// Unmodified programs over shared memory
 ///

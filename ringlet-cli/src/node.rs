@@ -14,7 +14,7 @@ use ringlet_node::policy::{EXAMPLE, FILE, Policy};
 use ringlet_reflect::{State, Status};
 use serde_json::Value;
 
-use crate::table;
+use ringlet_programs::table;
 
 const BUNDLE_BYTES: u64 = 64 << 10;
 /// Two looks from which rates are told.

@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use ringlet_reflect::keeper::{Limits, Options, keep};
 use ringlet_reflect::{Host, PATH, RegionState, State, Status, VARIABLE};
 
-use crate::table;
+use ringlet_programs::table;
 
 mod stat;
 

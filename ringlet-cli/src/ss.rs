@@ -1,21 +1,19 @@
 //! `ringlet ss`: what ringlet processes show, joined with what the kernel knows.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use comfy_table::{Cell, CellAlignment, Color};
 use ringlet::reasons::Reason;
-use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 use serde::Serialize;
 use wildmatch::WildMatch;
 
-use crate::bench::spec::Unit;
-use crate::processes::{self, Process, Seen, Slot};
-use crate::sockets::{End, KernelSocket, Key, LISTENING, Protocol, SocketTables, UNCONNECTED};
-use crate::table;
+use ringlet_bench::bench::spec::Unit;
+use ringlet_programs::joined::{Joined, Path, explanation, join, reason_code};
+use ringlet_programs::processes::{self, Process, Seen, Slot};
+use ringlet_programs::sockets::{End, KernelSocket, Key, LISTENING, Protocol, UNCONNECTED};
+use ringlet_programs::table;
 
 /// Show the connections of ringlet programs: which are in shared memory, and why others are not
 ///
@@ -55,42 +53,6 @@ pub struct SsArgs {
 fn reason_codes() -> PossibleValuesParser {
     let reasons = Reason::ALL.iter().filter(|reason| **reason != Reason::None);
     reasons.map(|reason| PossibleValue::new(reason.code()).help(reason.sentence())).into()
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Path {
-    Ring,
-    Moving,
-    Kernel,
-}
-
-impl Path {
-    /// None for a free slot, or for what only a newer ringlet knows.
-    fn from_u32(path: u32) -> Option<Path> {
-        match path {
-            PATH_KERNEL => Some(Path::Kernel),
-            PATH_MOVING => Some(Path::Moving),
-            PATH_RING => Some(Path::Ring),
-            _ => None,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Path::Ring => "ring",
-            Path::Moving => "moving",
-            Path::Kernel => "kernel",
-        }
-    }
-
-    fn color(self) -> Color {
-        match self {
-            Path::Ring => Color::Green,
-            Path::Moving => Color::Yellow,
-            Path::Kernel => Color::Reset,
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -133,16 +95,6 @@ struct Connection {
     bells: u32,
 }
 
-/// A slot, and the kernel's view of its socket.
-pub struct Joined<'p> {
-    pub process: &'p Process,
-    pub slot: &'p Slot,
-    path: Path,
-    pub namespace: String,
-    /// None for a socket that the kernel's table doesn't list: one that is bound to nothing.
-    pub socket: Option<KernelSocket>,
-}
-
 pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
     let Seen { processes, mut problems } = processes::all()?;
     let joined = join(&processes, &mut problems);
@@ -165,14 +117,6 @@ pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
         print(&report, args.explain, joined.len());
     }
     Ok(processes::tell(&report.problems))
-}
-
-impl Joined<'_> {
-    /// Why it is where it is; a listener is the kernel's in any case.
-    pub fn reason(&self) -> u32 {
-        let listens = self.socket.as_ref().is_some_and(|socket| socket.state == LISTENING);
-        if listens { Reason::None as u32 } else { self.slot.reason }
-    }
 }
 
 impl SsArgs {
@@ -206,33 +150,6 @@ impl SsArgs {
                 .as_ref()
                 .is_none_or(|code| reason_code(each.reason()).as_ref() == Some(code))
     }
-}
-
-/// What is shown with what the kernel knows; adds what that could not tell to the problems.
-pub fn join<'p>(processes: &'p [Process], problems: &mut Vec<String>) -> Vec<Joined<'p>> {
-    let mut tables = SocketTables::default();
-    let mut joined = Vec::new();
-    for process in processes {
-        let (namespace, table) = tables.of(&process.directory);
-        let mut problem = None;
-        for slot in &process.slots {
-            let Some(path) = Path::from_u32(slot.path) else { continue };
-            let socket = table.find(slot.inode).or_else(|| {
-                table.look_again(&process.directory);
-                table.find(slot.inode)
-            });
-            if socket.is_none() {
-                problem = table.problem.clone();
-            }
-            joined.push(Joined { process, slot, path, namespace: namespace.clone(), socket });
-        }
-        // Nothing can be told of one that ends meanwhile, and nothing is missing. KERNEL: such a one is in no namespace any more.
-        let place = process.directory.join("ns/net");
-        let ends = || place.read_link().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-        let problem = problem.filter(|_| !ends());
-        problems.extend(problem.map(|why| format!("{}: {why}", process.name())));
-    }
-    joined
 }
 
 /// The ends of connections that are in shared memory or on their way, by namespace and addresses, to find an end's other end.
@@ -290,19 +207,11 @@ fn connection(each: &Joined, rings: &RingEnds) -> Connection {
     }
 }
 
-pub fn reason_code(reason: u32) -> Option<String> {
-    match Reason::from_u32(reason) {
-        Some(Reason::None) => None,
-        Some(reason) => Some(reason.code().to_owned()),
-        None => Some(format!("#{reason}")),
-    }
-}
-
-pub fn explanation(reason: u32) -> Option<&'static str> {
-    match Reason::from_u32(reason) {
-        Some(Reason::None) => None,
-        Some(reason) => Some(reason.sentence()),
-        None => Some("A reason that only a newer ringlet can explain."),
+fn color(path: Path) -> Color {
+    match path {
+        Path::Ring => Color::Green,
+        Path::Moving => Color::Yellow,
+        Path::Kernel => Color::Reset,
     }
 }
 
@@ -365,7 +274,7 @@ fn row(each: &Connection, explain: bool) -> Vec<Cell> {
         address(&each.local),
         address(&each.peer),
         Cell::new(processes::name(&each.program, each.pid)),
-        Cell::new(each.path.name()).fg(each.path.color()),
+        Cell::new(each.path.name()).fg(color(each.path)),
         Cell::new(each.reason.as_deref().unwrap_or("-")),
         number(Some(each.ring_in_bytes)),
         number(Some(each.ring_out_bytes)),

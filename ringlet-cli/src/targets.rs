@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use ringlet_core::view::PATH_KERNEL;
 
-use crate::processes::{self, Process, Seen, Slot};
-use crate::sockets::{self, KernelSocket, Key, LISTENING, Protocol, UNCONNECTED};
-use crate::ss::{Joined, join};
+use ringlet_programs::joined::{Joined, join};
+use ringlet_programs::processes::{self, Process, Seen, Slot};
+use ringlet_programs::sockets::{self, KernelSocket, Key, LISTENING, Protocol, UNCONNECTED};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {

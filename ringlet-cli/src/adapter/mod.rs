@@ -2,12 +2,10 @@
 //!
 //! One thread serves all connections (`ringlet_adapter::Server`), and all who come (`ringlet::interconnect::introduction`).
 
-mod hosts;
 mod link;
 mod peers;
 mod start;
 
-pub use hosts::join as join_hosts;
 pub use start::{ENVIRONMENT, start_for_program};
 
 use std::io::Write;
@@ -16,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use ringlet::interconnect::introduction;
-use ringlet_adapter::Progress;
+use ringlet_adapter::{Progress, join_hosts};
 use ringlet_linux::meet;
 use ringlet_linux::sys::{self, Errno};
 

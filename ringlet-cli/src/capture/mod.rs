@@ -18,9 +18,9 @@ use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END};
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
-use crate::processes::{self, LivePage, LiveTap, Process};
 use crate::targets::{Connection, Targets};
 use packets::Writer;
+use ringlet_programs::processes::{self, LivePage, LiveTap, Process};
 use taps::{Source, UNFINISHED};
 
 /// Record what connections carry through shared memory, for Wireshark

@@ -14,9 +14,9 @@ use ringlet_core::tap::{
 use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END};
 
 use super::packets::{Packet, Writer};
-use crate::processes::{LivePage, LiveTap, Process, has_ended};
-use crate::table;
 use crate::targets::{Connection, End};
+use ringlet_programs::processes::{LivePage, LiveTap, Process, has_ended};
+use ringlet_programs::table;
 
 /// A cell that was claimed and is not written after so long has lost its writer.
 pub const UNFINISHED: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use ringlet_linux::{fd, meet};
 
 use super::Check;
 use super::kernel::{connection, describe, own};
-use crate::settings::{Flags, Settings};
+use ringlet_programs::settings::{Flags, Settings};
 
 const NAME: &str = "node service";
 /// How long the service may take to say a word: it never waits for others.
@@ -76,7 +76,9 @@ fn is_apart() -> bool {
 /// What a container is started with: the loader passes over a library that is not there, with a line to stderr.
 fn preloaded() -> Option<Check> {
     let list = std::env::var("LD_PRELOAD").ok()?;
-    let mut ours = list.split([':', ' ']).filter(|path| path.ends_with(crate::run::LIBRARY_NAME));
+    let mut ours = list
+        .split([':', ' '])
+        .filter(|path| path.ends_with(ringlet_programs::preload::LIBRARY_NAME));
     let path = ours.next()?;
     Some(match fs::metadata(path) {
         Ok(_) => Check::ok("preload", format!("LD_PRELOAD has {path}")),

@@ -18,9 +18,9 @@ use ringlet::reasons::Reason;
 use ringlet_core::view::PATH_RING;
 
 use super::Check;
-use crate::bench::symbol;
-use crate::processes;
-use crate::run;
+use ringlet_bench::bench::symbol;
+use ringlet_programs::preload;
+use ringlet_programs::processes;
 
 /// Messages exchanged at least, and once more when the connection has moved.
 const MESSAGE_COUNT: u64 = 200;
@@ -40,7 +40,8 @@ const NOT_LOADED: &str = "not loaded";
 
 pub fn checks(patience: Duration) -> Vec<Check> {
     let name = "connection";
-    let Ok(preload) = run::library().and_then(|library| run::preload_list(&library, None)) else {
+    let Ok(preload) = preload::library().and_then(|library| preload::preload_list(&library, None))
+    else {
         return vec![Check::fail(name, "cannot be tried without the library", "See above.")];
     };
     match try_connection(&preload, patience) {

@@ -5,9 +5,9 @@ use std::fs;
 use rustix::process::{Resource, getrlimit};
 
 use super::Check;
-use crate::program::{self, Reach};
-use crate::run;
-use crate::settings::{Flags, Settings};
+use ringlet_programs::preload;
+use ringlet_programs::program::{self, Reach};
+use ringlet_programs::settings::{Flags, Settings};
 
 /// Room for a program's own descriptors, which many keep below 1024, and ringlet's above them.
 const DESCRIPTORS_WANTED: u64 = 4096;
@@ -53,7 +53,7 @@ fn mappings() -> Check {
 
 fn library() -> Check {
     let name = "library";
-    let path = match run::library() {
+    let path = match preload::library() {
         Ok(path) => path,
         Err(error) => {
             return Check::fail(name, format!("{error:#}"), "Build or install ringlet completely.");
@@ -63,7 +63,7 @@ fn library() -> Check {
     if let Reach::Unreached(why) = program::inspect(&path, &[]) {
         return Check::fail(name, format!("{found}: {why}"), "Build ringlet for this machine.");
     }
-    match run::preload_list(&path, None) {
+    match preload::preload_list(&path, None) {
         Ok(_) => Check::ok(name, found),
         Err(error) => Check::fail(name, found, format!("{error:#}.")),
     }

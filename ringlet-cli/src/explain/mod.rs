@@ -13,9 +13,11 @@ use ringlet_core::view::{ASKED_OFF, ASKED_TAP, PATH_MOVING, PATH_RING};
 use serde::Serialize;
 
 use crate::holders::{Holder, Holders, sockets_of};
-use crate::processes::{self, Slot};
-use crate::sockets::{End, KernelSocket, Key, LISTENING, Protocol, SocketTable, UNCONNECTED};
-use crate::table;
+use ringlet_programs::processes::{self, Slot};
+use ringlet_programs::sockets::{
+    End, KernelSocket, Key, LISTENING, Protocol, SocketTable, UNCONNECTED,
+};
+use ringlet_programs::table;
 
 /// Explain what happened to the sockets of a program, and why
 ///

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
-use crate::patience;
-use crate::processes;
-use crate::run::LIBRARY_NAME;
+use ringlet_programs::patience;
+use ringlet_programs::preload::LIBRARY_NAME;
+use ringlet_programs::processes;
 
 /// A statement, and what can be done.
 pub struct Why {

@@ -8,7 +8,7 @@ use ringlet_reflect::{ClusterState, Host, LockState, RegionState, Sample, Sample
 use serde::Serialize;
 
 use super::{list, mode};
-use crate::table;
+use ringlet_programs::table;
 
 /// Between two looks at what is written.
 const LOOK: Duration = Duration::from_millis(100);

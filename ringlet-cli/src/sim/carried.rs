@@ -12,7 +12,7 @@ use ringlet_sim::{Carried, CarriedOutcome, CarriedStats};
 use serde::Serialize;
 
 use super::{seeds, trace_file};
-use crate::bench::spec::{Unit, parse_size};
+use ringlet_bench::bench::spec::{Unit, parse_size};
 
 /// Run what carries connections between hosts, over rails that delay, shuffle, repeat and fail
 ///

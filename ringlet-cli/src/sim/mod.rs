@@ -18,8 +18,8 @@ use ringlet_sim::{
 };
 use serde::Serialize;
 
-use crate::bench::spec::{Unit, parse_size};
-use crate::plot::{BLUE, Curve, MESSAGE_SIZE, Panel, Picture};
+use ringlet_bench::bench::spec::{Unit, parse_size};
+use ringlet_bench::plot::{BLUE, Curve, MESSAGE_SIZE, Panel, Picture};
 
 /// Run ringlet's rings on a simulated cluster
 ///
@@ -85,7 +85,7 @@ struct RunArgs {
     #[arg(long)]
     json: bool,
     /// Draw time and throughput over message sizes up to 64 KiB; FILE ends in .svg or .png
-    #[arg(long, value_name = "FILE", value_parser = crate::plot::file, conflicts_with = "trace")]
+    #[arg(long, value_name = "FILE", value_parser = ringlet_bench::plot::file, conflicts_with = "trace")]
     plot: Option<PathBuf>,
 }
 
@@ -171,7 +171,7 @@ pub fn run(args: SimArgs) -> Result<ExitCode> {
         Command::Papers(args) => papers::run(&args),
         Command::Profile(args) => {
             let text = SHIPPED.iter().find(|(name, _)| *name == args.name).map(|(_, text)| text);
-            crate::table::say(text.context("no such profile")?);
+            ringlet_programs::table::say(text.context("no such profile")?);
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -374,7 +374,7 @@ fn sweep(args: &RunArgs, mut scenario: Scenario, path: &std::path::Path) -> Resu
             panel("Throughput, all nodes together", Unit::BytesPerSecond, rate),
         ],
     };
-    crate::plot::draw(path, &picture)
+    ringlet_bench::plot::draw(path, &picture)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use ringlet_sim::{Ordered, OrderedOutcome, OrderedStats};
 use serde::Serialize;
 
 use super::{seeds, trace_file};
-use crate::bench::spec::Unit;
+use ringlet_bench::bench::spec::Unit;
 
 /// Run the one order of a cluster, over a network that loses, doubles and parts, in nodes that die at any step
 ///

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use plotters::style::RGBColor;
+use ringlet_bench::plot::RGBColor;
 use ringlet_sim::papers::{Axis, Curve, Figure, Row, figures};
 
-use crate::bench::spec::{Unit, three_digits};
-use crate::plot::{self, BLUE, GREEN, GREY, ORANGE, Panel, Picture, RED};
-use crate::table;
+use ringlet_bench::bench::spec::{Unit, three_digits};
+use ringlet_bench::plot::{self, BLUE, GREEN, GREY, ORANGE, Panel, Picture, RED};
+use ringlet_programs::table;
 
 /// What the papers measured, simulated, beside the values that their texts state
 #[derive(Args, Debug)]

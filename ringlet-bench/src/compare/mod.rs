@@ -262,7 +262,7 @@ pub fn of_text(text: &str, here: &Path, rounds: u32) -> Result<(Vec<Compared>, V
         each.here = here.into();
         each.complete().with_context(|| each.name.clone())?;
     }
-    let library = crate::run::library()?;
+    let library = ringlet_programs::preload::library()?;
     let contenders = [None, Some(library)].map(|preload| Contender {
         name: if preload.is_some() { RINGLET } else { KERNEL }.into(),
         server: preload.is_some(),
@@ -518,13 +518,13 @@ fn check(pattern: &str) -> Result<()> {
 fn contenders(args: &CompareArgs) -> Result<Vec<Contender>> {
     let library = |path: PathBuf, name: String| -> Result<Contender> {
         // Found out before anything is run.
-        crate::run::preload(&mut Vec::new(), &path)?;
+        ringlet_programs::preload::preload(&mut Vec::new(), &path)?;
         let (server, client) = (args.wrap != Wrap::Client, args.wrap != Wrap::Server);
         Ok(Contender { name, preload: Some(path), server, client })
     };
     let mut all =
         vec![Contender { name: KERNEL.into(), preload: None, server: false, client: false }];
-    all.push(library(crate::run::library()?, RINGLET.into())?);
+    all.push(library(ringlet_programs::preload::library()?, RINGLET.into())?);
     for path in &args.beside {
         let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
         let name = path.display().to_string();

@@ -28,7 +28,7 @@ use super::limits::{best, figure, ping_pong};
 use super::machine;
 use super::place::pin;
 use super::spec::{Figure, Spec, Unit, Work, size_name};
-use crate::adapter::join_hosts;
+use ringlet_adapter::join_hosts;
 
 const SMALL_BYTES: usize = 8;
 const LARGE_BYTES: usize = 64 << 10;

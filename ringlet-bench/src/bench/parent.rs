@@ -13,7 +13,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use ringlet::reasons::Reason;
 
-use crate::{processes, run};
+use ringlet_programs::{preload, processes};
 
 use super::carried::Ground;
 use super::place::{Crowd, Place, Quota};
@@ -312,7 +312,8 @@ impl Worker {
             .stdin(if takes_orders { Stdio::piped() } else { Stdio::null() })
             .stdout(writer.try_clone()?)
             .stderr(writer);
-        let preload = if wrapped { run::preload_list(&run::library()?, None)? } else { "".into() };
+        let preload =
+            if wrapped { preload::preload_list(&preload::library()?, None)? } else { "".into() };
         command.env("LD_PRELOAD", preload);
         command.envs(contender.environment.iter().copied());
         if let Some(socket) = ground.and_then(|ground| ground.socket(end)) {

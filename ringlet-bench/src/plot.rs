@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use plotters::coord::Shift;
 use plotters::prelude::*;
+pub use plotters::style::RGBColor;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::bench::spec::{Unit, size_name};

@@ -195,7 +195,7 @@ impl Report {
         };
         let header = keep(header.collect());
         let rows = self.rows().map(|(comparison, row)| keep(row.cells(&comparison.name)));
-        crate::table::print::<Vec<String>>(header, rows);
+        ringlet_programs::table::print::<Vec<String>>(header, rows);
         let rounds = self.rows().map(|(_, row)| row.rounds).min().unwrap_or(0);
         let plural = if rounds == 1 { "" } else { "s" };
         println!(

@@ -19,11 +19,11 @@ use tempfile::TempDir;
 
 use super::family::{Family, Stop, Woken, waited_cpu_seconds};
 use super::{Comparison, Figure, Requests};
-use crate::processes;
-use crate::program::{self, Reach};
-use crate::settings::{Environment, Flags, Settings, set_variable};
-use crate::sockets::{KernelSocket, LISTENING, Protocol, SocketTable, UNCONNECTED};
-use crate::ss;
+use ringlet_programs::joined;
+use ringlet_programs::processes;
+use ringlet_programs::program::{self, Reach};
+use ringlet_programs::settings::{Environment, Flags, Settings, set_variable};
+use ringlet_programs::sockets::{KernelSocket, LISTENING, Protocol, SocketTable, UNCONNECTED};
 
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// For the reasons why connections don't move.
@@ -292,12 +292,12 @@ impl Stage<'_> {
         let mut environment: Environment = std::env::vars_os().collect();
         match self.contender.preload.as_ref().filter(|_| wrapped) {
             Some(library) => {
-                crate::run::preload(&mut environment, library)?;
+                ringlet_programs::preload::preload(&mut environment, library)?;
                 let moved = self.directory.path().join(MOVED);
                 set_variable(&mut environment, "RINGLET_MOVES", moved.into());
             }
             // Whoever compares may be under ringlet himself.
-            None => crate::run::unload(&mut environment),
+            None => ringlet_programs::preload::unload(&mut environment),
         }
         let mut child = Command::new(&words[0]);
         child.args(&words[1..]).env_clear().envs(environment);
@@ -349,13 +349,13 @@ impl Stage<'_> {
             processes.into_iter().filter(|process| ours.contains(&process.pid)).collect();
         let is_connected =
             |socket: &KernelSocket| ![LISTENING, UNCONNECTED].contains(&socket.state);
-        for each in ss::join(&processes, &mut Vec::new()) {
+        for each in joined::join(&processes, &mut Vec::new()) {
             if each.socket.as_ref().is_some_and(is_connected)
                 // Programs wake themselves by such.
                 && each.reason() != Reason::Pair as u32
-                && let Some(code) = ss::reason_code(each.reason())
+                && let Some(code) = joined::reason_code(each.reason())
             {
-                let sentence = ss::explanation(each.reason()).unwrap_or_default();
+                let sentence = joined::explanation(each.reason()).unwrap_or_default();
                 let sentence = sentence.trim_end_matches('.');
                 *reasons.entry(format!("{code}: {sentence}")).or_default() += 1;
             }
@@ -397,7 +397,7 @@ impl Stage<'_> {
     fn tail(&self, role: &str) -> String {
         let output = self.output(role);
         let lines = output.lines().rev().filter(|line| !line.trim().is_empty()).take(LINES_SHOWN);
-        let mut said: Vec<String> = lines.map(crate::table::printable).collect();
+        let mut said: Vec<String> = lines.map(ringlet_programs::table::printable).collect();
         said.reverse();
         if said.is_empty() { "it said nothing".into() } else { said.join(" / ") }
     }

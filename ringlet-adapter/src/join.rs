@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::{Hosts, Serve, Server, Trunk};
 use anyhow::{Context, ensure};
-use ringlet_adapter::{Hosts, Serve, Server, Trunk};
 
 /// Memory, where there is such a folder.
 const FOLDER: &str = "/dev/shm";
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const TURN: Duration = Duration::from_millis(1);
 
 /// Joined, and served by `server`, as `serve` makes of them what it serves. Seed 0: the rails keep order, and do not fail.
-pub fn join<S: Serve>(
+pub fn join_hosts<S: Serve>(
     seed: u64,
     server: &mut Server<S>,
     serve: impl Fn(Trunk) -> S,

@@ -40,7 +40,9 @@ impl Machine {
             virtual_machine: field("flags").is_some_and(|flags| flags.contains("hypervisor")),
             version: super::VERSION,
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            library: crate::run::library().ok().map(|path| path.display().to_string()),
+            library: ringlet_programs::preload::library()
+                .ok()
+                .map(|path| path.display().to_string()),
             environment: env::vars().filter(|(key, _)| key.starts_with("RINGLET_")).collect(),
         })
     }

@@ -20,7 +20,7 @@ use crate::bench::spec::{Unit, three_digits};
 use crate::bench::{self, Paper, PapersArgs};
 use crate::compare::{self, Compared, KERNEL, RINGLET, Spread};
 use crate::plot::{self, BLUE, Bar, Curve, GREEN, GREY, MEMORY_SIZE, ORANGE, Panel, Picture};
-use crate::table;
+use ringlet_programs::table;
 
 const PVM: &str = include_str!("../../tests/compare/pvm.toml");
 const PROGRAM: &str = include_str!("../../tests/compare/pvm.c");
