@@ -12,17 +12,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::geteuid;
 use serde_json::Value;
 
-use super::child::{pause, say};
-use super::client::{Blocking, settle, stream};
 use super::ethernet::tool;
 use super::many;
+use super::orders::obey_orders;
 use super::place::Group;
-use super::server::obey_orders;
 use super::spec::{Among, Apart, Family, Figure, Order, Pause, Role, Said, Spec, Work};
+use super::talk::{pause, say};
+use super::trips::{Blocking, settle, stream};
 use super::wire::{Listener, Wire, dial_for_messages};
 
 const CONNECTIONS: [usize; 2] = [1, 8];
@@ -269,15 +268,6 @@ fn with_descendants(pid: u32) -> Vec<u32> {
         }
     }
     found
-}
-
-/// What those have taken of processors so far, in nanoseconds; of one that has ended, nothing.
-pub fn processor_time_of(pids: &[u32]) -> u64 {
-    let time = |&pid: &u32| -> Option<u64> {
-        let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(pid as i32)).ok()?;
-        Some(Duration::from(clock_gettime(clock).ok()?).as_nanos() as u64)
-    };
-    pids.iter().filter_map(time).sum()
 }
 
 /// An end is in its control group before it makes a socket.

@@ -1,6 +1,5 @@
-//! What both kinds of children share: the way in, and the line to the parent.
+//! The way into a child of `ringlet bench`, of whatever kind.
 
-use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -11,13 +10,12 @@ use nix::unistd::getppid;
 
 use super::handover::HandOver;
 use super::spec::{Pause, Role, Said, Spec, Work};
+use super::talk::{pause, say};
+use super::trips::asleep;
 use super::{
     client, cost, ethernet, ethom, hierarchy, limits, messages, mirror, native, ports, reflect,
     server, symbol,
 };
-
-/// What an ordinary program reads at once.
-pub const BUFFER_BYTES: usize = 64 << 10;
 
 /// `ringlet bench --child SPEC`.
 pub fn run(spec: &str) -> ExitCode {
@@ -52,7 +50,7 @@ fn try_run(spec: &str) -> Result<()> {
                 Work::Cost { of } => cost::measure(&spec, of)?,
                 Work::HandOver { by, cpus } => {
                     let budget = Duration::from_millis(spec.budget_ms);
-                    client::asleep(HandOver::new(by, cpus)?, budget)?
+                    asleep(HandOver::new(by, cpus)?, budget)?
                 }
                 Work::Ethernet { by } => ethernet::measure(&spec, by)?,
                 Work::Ethom { by, over } => ethom::measure(&spec, by, over)?,
@@ -74,21 +72,4 @@ fn hog() -> ! {
     loop {
         std::hint::black_box(());
     }
-}
-
-pub fn say(said: &Said) -> Result<()> {
-    let mut line = serde_json::to_vec(said)?;
-    line.push(b'\n');
-    let mut out = io::stdout().lock();
-    out.write_all(&line).and_then(|()| out.flush()).context("the parent is gone")
-}
-
-/// Tells the parent where we are and waits for its word. It bounds the wait: it kills whoever is late.
-pub fn pause(at: Pause) -> Result<()> {
-    say(&Said::Paused(at))?;
-    let mut word = String::new();
-    if io::stdin().lock().read_line(&mut word).context("waiting for the parent")? == 0 {
-        bail!("the parent is gone");
-    }
-    Ok(())
 }

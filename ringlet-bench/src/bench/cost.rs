@@ -12,9 +12,9 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 
-use super::client::path_name;
 use super::limits::best;
 use super::spec::{Cost, Figure, Spec, Unit};
+use super::trips::path_name;
 use super::wire::{Listener, Wire, dial};
 
 const BATCHES: u32 = 32;

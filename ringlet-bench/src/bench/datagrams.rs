@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::child::{pause, say};
-use super::client::{RoundTrip, half_round_trip, path_name, settle};
 use super::spec::{Figure, Pause, Said, Spec, Unit, size_name};
+use super::talk::{pause, say};
+use super::trips::{RoundTrip, half_round_trip, path_name, settle};
 
 /// Send it back; take it; take it and answer it.
 const ECHO: u8 = 1;

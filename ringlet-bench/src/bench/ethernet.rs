@@ -20,9 +20,9 @@ use ringlet_ethernet::{Policy, Room, attached, bridge, span};
 use rustix::net::sockopt;
 use tun_rs::{DeviceBuilder, Layer};
 
-use super::child::BUFFER_BYTES;
 use super::spec::{Figure, Link, Spec, Unit};
 use super::stats::median;
+use super::talk::BUFFER_BYTES;
 
 pub const DEVICE: &str = "ringlet0";
 pub const PORT: u16 = 7007;

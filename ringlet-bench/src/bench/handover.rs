@@ -14,9 +14,9 @@ use ringlet_core::sync::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use super::client::RoundTrip;
 use super::place::pin;
 use super::spec::By;
+use super::trips::RoundTrip;
 
 pub struct HandOver {
     way: Way,

@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::utsname::uname;
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::Serialize;
+
+/// As `git describe` has it, if whoever built this said so.
+const VERSION: &str = match option_env!("GIT_DESCRIBE") {
+    Some(described) => described,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 #[derive(Debug, Serialize)]
 pub struct Machine {
@@ -38,7 +45,7 @@ impl Machine {
             cores: allowed_cpus()?.len(),
             kernel: format!("{} {}", name.sysname().display(), name.release().display()),
             virtual_machine: field("flags").is_some_and(|flags| flags.contains("hypervisor")),
-            version: super::VERSION,
+            version: VERSION,
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             library: ringlet_programs::preload::library()
                 .ok()
@@ -53,6 +60,15 @@ impl Machine {
         let plural = if *cores == 1 { "" } else { "s" };
         format!("ringlet {version}, {date}\n{processor}, {cores} core{plural}{kind}, {kernel}")
     }
+}
+
+/// What those have taken of processors so far, in nanoseconds; of one that has ended, nothing.
+pub fn processor_time_of(pids: &[u32]) -> u64 {
+    let time = |&pid: &u32| -> Option<u64> {
+        let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(pid as i32)).ok()?;
+        Some(Duration::from(clock_gettime(clock).ok()?).as_nanos() as u64)
+    };
+    pids.iter().filter_map(time).sum()
 }
 
 pub fn allowed_cpus() -> Result<Vec<usize>> {

@@ -19,12 +19,11 @@ use nix::sys::select::{FdSet, select};
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 
-use super::carried::processor_time_of;
-use super::child::{BUFFER_BYTES, pause, say};
-use super::client::{IDLE_TRIPS, SETTLE_MAX, path_name};
-use super::machine;
+use super::machine::{self, processor_time_of};
 use super::spec::{Among, Family, Figure, Order, Pause, Said, Spec, Unit, Work};
 use super::stats::Recorder;
+use super::talk::{BUFFER_BYTES, pause, say};
+use super::trips::{IDLE_TRIPS, SETTLE_MAX, path_name};
 use super::wire::{Listener, Wire, dial_for_messages, read_now, write_all_waiting};
 
 const MESSAGE: usize = 8;

@@ -15,10 +15,10 @@ use ringlet_messages::active_message::{
     BUFFER_BYTES, Bundle, Endpoint, NAME_BYTES, Name, Payload, Process, TAG_ALL,
 };
 
-use super::child::{pause, say};
 use super::limits;
 use super::spec::{Figure, Pause, Said, Spec, Unit};
 use super::stats::{Recorder, median};
+use super::talk::{pause, say};
 
 /// The server's handlers, and the client's for answers.
 const ECHO: u8 = 1;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use super::args::{BenchArgs, Group, Pin, Sizes, Transport};
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
 use super::spec::{Among, Apart, By, Cost, Family, Link, Order, Over, Waiting, Work};
-use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
+use super::{machine, messages, place, report};
 
 /// Something to measure by several contenders.
 pub struct Case {
