@@ -4,6 +4,7 @@
 //! ringlet; in ETHOM's, Gigabit Ethernet for veth, and ETHOS for a driver in user space over veth.
 
 mod ethom;
+mod figure;
 
 use std::fs;
 use std::io::Write;
@@ -13,6 +14,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use plotters::style::RGBColor;
 use serde::Serialize;
+
+use figure::{Found, Row, inverse, row, times};
 
 use crate::bench::hierarchy::{BANDWIDTH, LATENCY, OVERHEAD, SIZES, name};
 use crate::bench::machine::Machine;
@@ -31,22 +34,6 @@ const FIGURE_5: &str = "Figure 5: one way, 32 B";
 const OVERHEADS: &str = "Write-and-run: what the sender of 32 B pays";
 const FIGURE_6: &str = "Figure 6: an application of PVM's";
 
-/// One value of a figure's.
-#[derive(Serialize)]
-struct Row {
-    figure: &'static str,
-    what: String,
-    unit: Unit,
-    /// None where it can't be measured here.
-    here: Option<Spread>,
-    /// How many times better than the kernel, or in Figure 6 than one task alone.
-    times: Option<f64>,
-    paper: &'static str,
-    /// The same in the paper: than FDDI, or than one node.
-    paper_times: Option<f64>,
-    place: &'static str,
-}
-
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
@@ -55,46 +42,6 @@ struct Report {
     /// The raw data.
     rows: Vec<bench::Row>,
     programs: Vec<Compared>,
-}
-
-/// What was measured, by its names.
-struct Found {
-    rows: Vec<bench::Row>,
-    programs: Vec<Compared>,
-}
-
-impl Found {
-    fn row(&self, case: &str, what: &str, transport: &str) -> Option<Spread> {
-        let is =
-            |row: &&bench::Row| row.case == case && row.what == what && row.transport == transport;
-        let row = self.rows.iter().find(is)?;
-        Spread::of(&row.rounds.iter().map(|round| round.value).collect::<Vec<f64>>())
-    }
-
-    /// Of both contenders.
-    fn pair(&self, case: &str, what: &str) -> [Option<Spread>; 2] {
-        ["tcp", "ringlet"].map(|transport| self.row(case, what, transport))
-    }
-
-    fn program(&self, name: &str, figure: &str, by: &str) -> Option<Spread> {
-        self.programs.iter().find(|program| program.name() == name)?.figure(figure, by)
-    }
-
-    /// Half a round trip, in nanoseconds, of what makes so many a second.
-    fn half(&self, name: &str, by: &str) -> Option<Spread> {
-        Some(inverse(self.program(name, "32 B", by)?, 0.5e9))
-    }
-}
-
-/// Of a rate, the time of one.
-fn inverse(rate: Spread, of: f64) -> Spread {
-    Spread { median: of / rate.median, least: of / rate.most, most: of / rate.least }
-}
-
-/// How many times less `ours` is.
-fn times(theirs: Option<Spread>, ours: Option<Spread>) -> Option<f64> {
-    let ratio = theirs?.median / ours?.median;
-    ratio.is_finite().then_some(ratio)
 }
 
 pub fn run(args: &PapersArgs) -> Result<ExitCode> {
@@ -152,33 +99,6 @@ pub fn run(args: &PapersArgs) -> Result<ExitCode> {
         print(&report, rounds);
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn row(figure: &'static str, what: impl Into<String>, unit: Unit, here: Option<Spread>) -> Row {
-    Row {
-        figure,
-        what: what.into(),
-        unit,
-        here,
-        times: None,
-        paper: "",
-        paper_times: None,
-        place: "",
-    }
-}
-
-impl Row {
-    fn paper(self, paper: &'static str, place: &'static str) -> Row {
-        Row { paper, place, ..self }
-    }
-
-    fn times(self, times: Option<f64>) -> Row {
-        Row { times, ..self }
-    }
-
-    fn paper_times(self, times: f64) -> Row {
-        Row { paper_times: Some(times), ..self }
-    }
 }
 
 /// Latency, overhead and bandwidth of loads, and of messages.

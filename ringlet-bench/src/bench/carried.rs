@@ -317,6 +317,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::machine::processor_time_of;
     use super::*;
 
     #[test]

@@ -1,5 +1,6 @@
 //! `ringlet compare`: one's own programs, over the kernel and over ringlet, by turns.
 
+mod comparison;
 mod family;
 mod play;
 mod report;
@@ -13,23 +14,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use regex::Regex;
-use serde::{Deserialize, Serialize};
 
 use crate::bench::machine::Machine;
+use comparison::{Comparison, Figure, Requests, from_file, port};
 use family::{Family, Stop};
-use play::{Contender, Ground, Outcome, Stopped};
+use play::{Contender, Ground, Stopped};
 pub use report::Compared;
-use report::Report;
+use report::{Report, Run};
 pub use spread::Spread;
 
 /// As a program that was ended by SIGINT has it.
 const EXIT_STOPPED: u8 = 130;
-/// Words that stand for a pattern.
-const TIME: &str = "time";
-const CPU: &str = "cpu";
-const SERVER_CPU: &str = "server-cpu";
-const REQUESTS: &str = "requests";
 /// Who takes part.
 pub const KERNEL: &str = "kernel";
 pub const RINGLET: &str = "ringlet";
@@ -140,79 +135,6 @@ enum Wrap {
     Both,
     Server,
     Client,
-}
-
-/// What is compared.
-#[derive(Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Comparison {
-    name: String,
-    /// Programs without which it is skipped, and Debian's packages that have them.
-    #[serde(default)]
-    needs: Vec<String>,
-    #[serde(default)]
-    packages: String,
-    /// Once, before the first run, on the kernel.
-    #[serde(default)]
-    build: Vec<String>,
-    /// Before the server, on the kernel.
-    #[serde(default)]
-    prepare: Vec<String>,
-    server: Option<String>,
-    #[serde(default = "port")]
-    ready: String,
-    /// Between server and client, under ringlet if the client is.
-    #[serde(default)]
-    warm: Vec<String>,
-    client: String,
-    requests: Option<Requests>,
-    #[serde(default)]
-    figure: Vec<Figure>,
-    /// Whether connections are to come into shared memory.
-    #[serde(default = "yes")]
-    moves: bool,
-    /// The directory of the file that it stands in.
-    #[serde(skip)]
-    here: PathBuf,
-}
-
-/// How many the client makes.
-#[derive(Clone, Deserialize, Serialize)]
-#[serde(untagged)]
-enum Requests {
-    Number(f64),
-    Pattern(String),
-}
-
-/// What it is compared by.
-#[derive(Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct Figure {
-    name: String,
-    /// Its first group is a number in the client's output; or one of the words.
-    pattern: String,
-    #[serde(default)]
-    unit: String,
-    #[serde(default)]
-    lower_is_better: bool,
-    /// Ratios to the kernel that are wanted.
-    at_least: Option<f64>,
-    aim: Option<f64>,
-}
-
-fn port() -> String {
-    "{port}".into()
-}
-
-fn yes() -> bool {
-    true
-}
-
-/// One contender's part of one round.
-struct Run {
-    round: usize,
-    contender: usize,
-    outcome: Result<Outcome>,
 }
 
 pub fn run(args: CompareArgs) -> Result<ExitCode> {
@@ -397,21 +319,6 @@ fn comparisons(args: &CompareArgs) -> Result<Vec<Comparison>> {
     Ok(all)
 }
 
-/// What stands before the first comparison holds for all.
-fn from_file(text: &str) -> Result<Vec<Comparison>> {
-    let mut common: toml::Table = text.parse()?;
-    let Some(toml::Value::Array(comparisons)) = common.remove("comparison") else {
-        bail!("there is no [[comparison]]");
-    };
-    let with_common = |comparison: toml::Value| {
-        let mut all = common.clone();
-        all.extend(comparison.as_table().cloned().unwrap_or_default());
-        let name = all.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
-        Comparison::deserialize(all).with_context(|| format!("[[comparison]] {name}"))
-    };
-    comparisons.into_iter().map(with_common).collect()
-}
-
 fn from_the_command_line(args: &CompareArgs, client: &str) -> Result<Comparison> {
     let number = |text: &String| match text.parse() {
         Ok(number) => Requests::Number(number),
@@ -444,76 +351,6 @@ fn from_the_command_line(args: &CompareArgs, client: &str) -> Result<Comparison>
     })
 }
 
-impl Comparison {
-    /// What is missing without which it can't be run.
-    fn lack(&self) -> Option<String> {
-        let missing = self.needs.iter().find(|program| !play::is_there(program))?;
-        let install = if self.packages.is_empty() {
-            String::new()
-        } else {
-            format!(" (Debian: apt-get install {})", self.packages)
-        };
-        Some(format!("{}: skipped, {missing} is missing{install}", self.name))
-    }
-
-    /// Says what follows by itself, and finds what can't be before anything is run.
-    fn complete(&mut self) -> Result<()> {
-        if self.figure.is_empty() {
-            let word = if self.requests.is_some() { REQUESTS } else { TIME };
-            self.figure.push(Figure {
-                name: word.into(),
-                pattern: word.into(),
-                unit: String::new(),
-                lower_is_better: false,
-                at_least: None,
-                aim: None,
-            });
-        }
-        for figure in &mut self.figure {
-            let is_word = match figure.pattern.as_str() {
-                TIME | CPU | SERVER_CPU => {
-                    (figure.unit, figure.lower_is_better) = ("s".into(), true);
-                    true
-                }
-                REQUESTS => {
-                    ensure!(self.requests.is_some(), "how many requests there are is not said");
-                    (figure.unit, figure.lower_is_better) = ("1/s".into(), false);
-                    true
-                }
-                pattern => {
-                    check(pattern)?;
-                    false
-                }
-            };
-            if is_word && figure.name.starts_with("figure") {
-                figure.name.clone_from(&figure.pattern);
-            }
-        }
-        match &self.requests {
-            Some(Requests::Pattern(pattern)) => check(pattern)?,
-            Some(Requests::Number(number)) => {
-                ensure!(*number > 0.0, "{number} requests are none");
-            }
-            None => {}
-        }
-        if let Some(server) = self.server.as_ref().filter(|_| self.ready == port()) {
-            let told = self.prepare.iter().chain([server]).any(|command| command.contains(&port()));
-            ensure!(told, "{server} is not told of {{port}}: say otherwise when it is ready");
-        }
-        let commands = self.build.iter().chain(&self.prepare).chain(&self.server).chain(&self.warm);
-        for command in commands.chain([&self.client, &self.ready]) {
-            play::words(command, &Default::default())?;
-        }
-        Ok(())
-    }
-}
-
-fn check(pattern: &str) -> Result<()> {
-    let group = Regex::new(pattern)?.captures_len() > 1;
-    ensure!(group, "{pattern} has no group that says where the number is, as in 'rate: ([0-9.]+)'");
-    Ok(())
-}
-
 /// The kernel first.
 fn contenders(args: &CompareArgs) -> Result<Vec<Contender>> {
     let library = |path: PathBuf, name: String| -> Result<Contender> {
@@ -531,34 +368,4 @@ fn contenders(args: &CompareArgs) -> Result<Vec<Contender>> {
         all.push(library(path, name)?);
     }
     Ok(all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn completed(text: &str) -> Result<Comparison> {
-        let mut one: Comparison = toml::from_str(text)?;
-        one.complete().map(|()| one)
-    }
-
-    #[test]
-    fn what_is_not_said_follows_and_what_cannot_be_is_told() {
-        let least = completed("name = 'a'\nclient = 'true'").unwrap();
-        assert_eq!((&*least.figure[0].name, &*least.figure[0].unit), ("time", "s"));
-        assert!(least.figure[0].lower_is_better && least.moves && least.ready == "{port}");
-        let rate = completed("name = 'a'\nclient = 'true'\nrequests = 5").unwrap();
-        assert_eq!((&*rate.figure[0].name, &*rate.figure[0].unit), ("requests", "1/s"));
-        let wrong = |more: &str| {
-            let text = format!("name = 'a'\nclient = 'true'\n{more}");
-            format!("{:#}", completed(&text).err().expect(more))
-        };
-        assert!(wrong("figure = [{name = 'x', pattern = 'rate'}]").contains("no group"));
-        assert!(wrong("figure = [{name = 'x', pattern = 'requests'}]").contains("not said"));
-        assert!(wrong("figure = [{name = 'x', pattern = '('}]").contains("unclosed group"));
-        assert!(wrong("server = \"a 'b {port}\"").contains("unbalanced"));
-        assert!(wrong("server = 'sleep 9'").contains("not told of {port}"));
-        assert!(wrong("requests = 0").contains("none"));
-        assert!(wrong("sever = 'x'").contains("unknown field"));
-    }
 }

@@ -17,8 +17,10 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::comparison::{
+    CPU, Comparison, Figure, Places, REQUESTS, Requests, SERVER_CPU, TIME, find, words,
+};
 use super::family::{Family, Stop, Woken, waited_cpu_seconds};
-use super::{Comparison, Figure, Requests};
 use ringlet_programs::joined;
 use ringlet_programs::processes;
 use ringlet_programs::program::{self, Reach};
@@ -84,34 +86,6 @@ fn directory() -> Result<TempDir> {
     let directory = TempDir::with_prefix("ringlet-compare-")?;
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
     Ok(directory)
-}
-
-type Places = HashMap<&'static str, String>;
-
-/// The words of a command, with {port} and the others in their places.
-pub fn words(command: &str, places: &Places) -> Result<Vec<String>> {
-    let words = shlex::split(command).with_context(|| format!("unbalanced quotes: {command}"))?;
-    ensure!(!words.is_empty(), "an empty command");
-    let filled = |word: String| {
-        places.iter().fold(word, |word, (name, value)| word.replace(&format!("{{{name}}}"), value))
-    };
-    Ok(words.into_iter().map(filled).collect())
-}
-
-/// A program in PATH, or any path, in which * may stand for a directory.
-pub fn is_there(needed: &str) -> bool {
-    match needed.split_once("*/") {
-        Some((before, after)) => {
-            let mut entries = fs::read_dir(before).into_iter().flatten().flatten();
-            entries.any(|entry| entry.path().join(after).exists())
-        }
-        None if needed.contains('/') => Path::new(needed).exists(),
-        None => find(needed).is_some(),
-    }
-}
-
-fn find(program: &str) -> Option<PathBuf> {
-    program::find(program.as_ref(), std::env::var_os("PATH").as_deref()).ok()
 }
 
 impl Ground {
@@ -251,10 +225,10 @@ impl Stage<'_> {
         });
         let requests = requests.transpose()?;
         let figure = |figure: &Figure| match figure.pattern.as_str() {
-            super::TIME => Ok(client_seconds),
-            super::CPU => Ok(client_cpu_seconds + server_cpu_seconds),
-            super::SERVER_CPU => Ok(server_cpu_seconds / requests.unwrap_or(1.0)),
-            super::REQUESTS => Ok(requests.unwrap_or(0.0) / client_seconds),
+            TIME => Ok(client_seconds),
+            CPU => Ok(client_cpu_seconds + server_cpu_seconds),
+            SERVER_CPU => Ok(server_cpu_seconds / requests.unwrap_or(1.0)),
+            REQUESTS => Ok(requests.unwrap_or(0.0) / client_seconds),
             pattern => self.read(&figure.name, pattern, &output),
         };
         Ok(Outcome {
@@ -481,24 +455,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_filled_after_they_are_split() {
-        let places = HashMap::from([("port", "5 6".to_owned())]);
-        assert_eq!(words("a 'b c' --port={port}", &places).unwrap(), ["a", "b c", "--port=5 6"]);
-        assert!(words("a 'b", &places).is_err() && words("", &places).is_err());
-    }
-
-    #[test]
     fn numbers_are_as_programs_print_them() {
         let read = ["12", "1.5e3", "1,234.5", "12,345,678", "-3"].map(number);
         assert_eq!(read, [12.0, 1500.0, 1234.5, 12_345_678.0, -3.0].map(Some));
         for text in ["12,5", "1234,56", "1.234,5", ",123", "nan", "inf", "", "1,23,456"] {
             assert_eq!(number(text), None, "{text}");
         }
-    }
-
-    #[test]
-    fn what_is_needed_is_a_program_or_a_path() {
-        assert!(is_there("sh") && is_there("/usr/*/env") && is_there("/proc/self/stat"));
-        assert!(!is_there("no-such-program") && !is_there("/usr/*/no-such-program"));
     }
 }

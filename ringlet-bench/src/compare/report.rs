@@ -5,12 +5,19 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::comparison::Comparison;
 use super::play::{Contender, Outcome};
 use super::spread::{Ratio, Spread, strip};
-use super::{Comparison, Run};
 use crate::bench::machine::Machine;
 use crate::bench::spec::{Unit, three_digits};
 use crate::bench::stats::times_better;
+
+/// One contender's part of one round.
+pub struct Run {
+    pub round: usize,
+    pub contender: usize,
+    pub outcome: Result<Outcome>,
+}
 
 #[derive(Serialize)]
 pub struct Report {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::{Found, Row, row, times};
+use super::figure::{Found, Row, row, times};
 use crate::bench::ethom::{ETHOS, OURS, TCP, TCP_SIZES, TIPC, TIPC_SIZES, half, has_tipc, rate};
 use crate::bench::machine::Machine;
 use crate::bench::spec::{Over, Unit, size_name};
