@@ -399,7 +399,8 @@ def bridged_slow_counts(ground):
     asked.write_text("")
     shown = ground.must("ls")
     require(len(re.findall("vnet0", shown)) == 4, shown)
-    require(len(asked.read_text()) <= 1, f"nft was asked {len(asked.read_text())} times")
+    # (What it said holds for a time, and on a busy machine that may end meanwhile. Who asked for each device would ask four times.)
+    require(len(asked.read_text()) < 4, f"nft was asked {len(asked.read_text())} times")
 
 
 @scene
@@ -506,12 +507,18 @@ def bridged_stopped(ground):
         (listens,) = [line.split() for line in run("ss", "-xlH").splitlines() if f"{network}/0000000000000001.port" in line]
         require(listens[2] == "0", f"a bridge of another network was asked: {listens}")
         # Nor does it where both have a bridge: what is nowhere is looked for longer, begun before.
-        nowhere = ground.start(["ip", "netns", "exec", one.namespace, ground.command, "eth", "down", "nowhere"])
-        for host in likewise:
-            require(host.state()["bridged"] == 1, host.state())
+
+        def is_found_sooner():
+            nowhere = ground.start(["ip", "netns", "exec", one.namespace, ground.command, "eth", "down", "nowhere"])
+            for host in likewise:
+                require(host.state()["bridged"] == 1, host.state())
+            is_sooner = nowhere.poll() is None
+            require(nowhere.wait(LIMIT_SECONDS) == 1 and f"some do not answer on {network}" in nowhere.tail(), nowhere.tail())
+            return is_sooner
+
+        # (Once at least: on a busy machine a bridge that is well may be slow to answer.)
+        wait_until(is_found_sooner, LIMIT_SECONDS, "what is there to be found before what is not is given up")
         ground.must("down", "vnet0", within=likewise[0].namespace)
-        require(nowhere.poll() is None, f"what is there is looked for as long as what is not: {nowhere.tail()}")
-        require(nowhere.wait(LIMIT_SECONDS) == 1 and f"some do not answer on {network}" in nowhere.tail(), nowhere.tail())
         one.port.send(signal.SIGINT)
         require(one.port.wait(LIMIT_SECONDS) == 1 and "vnet0 is still there" in one.port.tail(), one.port.tail())
     finally:

@@ -333,7 +333,9 @@ def scenes(ground):
                 for _ in range(2):
                     parts = [service.process.pid, *children(service.process.pid)]
                     for pid in parts:
-                        os.kill(pid, signal.SIGKILL)
+                        # (What carries nothing ends by itself behind its service.)
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
                     service.stop()
                     time.sleep(ground.random.random())
                     service.start()

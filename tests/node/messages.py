@@ -37,7 +37,7 @@ def actor(library, source=HERE / "messages_actor.c"):
 class Actor(Speaker):
     def __init__(self, program, host, role, name, count=300, megabytes=4, *more):
         words = [program, role, name, count, megabytes, *more]
-        super().__init__([*host.before(), *words])
+        super().__init__([*host.before(), *words], stdin=subprocess.PIPE)
 
     def ends(self, *expected):
         line = self.hears(*expected)
@@ -166,6 +166,7 @@ def scenes(ground):
         for each in pair(program, a, b, 400, 1, name="others"):
             each.ends("all")
         require(serves.process.poll() is None, "it was not slow")
+        serves.goes_on()
         for each in calls, serves:
             each.ends("all")
         nothing_is_left(a, b)

@@ -79,8 +79,11 @@ static void is_joined(void *token)
 
 static void echo(void *token, void *bytes, size_t length, int32_t number)
 {
-    if (slow)
+    if (slow) {
         usleep(10000);
+        if (number == 10)
+            CHECK(getchar() == '\n');
+    }
     OK(AM_ReplyI1(token, ECHOED, bytes, length, number));
 }
 

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -17,6 +18,8 @@ from world import note, until
 
 ACTOR = pathlib.Path(__file__).resolve().parent / "natives_actor.py"
 CALL, OFFER, ASKED_BYTES = 6, 7, 96
+# Messages: more than there is time for.
+ENDLESS = 1 << 40
 UNREACHABLE, REFUSED, DIED = "No route to host", "Permission denied", "Connection reset by peer"
 
 
@@ -24,7 +27,7 @@ class Actor(Speaker):
     def __init__(self, host, role, name, kind="messages", count=300, seed=1, *more, after=()):
         library = pathlib.Path(host.command).parent / "libringlet_native.so"
         words = [sys.executable, ACTOR, library, role, name, kind, count, seed, *more]
-        super().__init__([*host.before(), *after, *words])
+        super().__init__([*host.before(), *after, *words], stdin=subprocess.PIPE)
 
     def ends(self, *expected):
         line = self.hears(*expected)
@@ -136,7 +139,7 @@ def scenes(ground):
             kind = "messages" if turn < 6 else "locked"
             # (A locked pair's other end has the turn.)
             thinks = ("server", "caller")[turn % 2]
-            server, caller = pair(a, b, kind, 100_000, **({thinks: ["slow"]} if kind == "locked" else {}))
+            server, caller = pair(a, b, kind, ENDLESS, **({thinks: ["slow"]} if kind == "locked" else {}))
             dies, stays = (server, caller) if turn % 2 else (caller, server)
             time.sleep(0.3)
             dies.kill()
@@ -147,7 +150,7 @@ def scenes(ground):
     def carrier_killed(name, a, b):
         """Both ends hear of it; the service is called again."""
         for turn in range(4):
-            server, caller = pair(a, b, count=100_000)
+            server, caller = pair(a, b, count=ENDLESS)
             time.sleep(0.3)
             os.kill(process("ab"[turn % 2] == "a" and a or b), signal.SIGKILL)
             for each in server, caller:
@@ -167,6 +170,7 @@ def scenes(ground):
         for each in other, another:
             each.ends("all")
         require(server.process.poll() is None, "it was not slow")
+        server.goes_on()
         for each in caller, server:
             each.ends("all")
         nothing_is_left(a, b)

@@ -85,6 +85,9 @@ def receive_all(channel, kind, seed, count, slow):
     for message in messages(seed, count):
         if slow:
             time.sleep(0.01)
+            # (And then for as long as its parent likes.)
+            if good == 10:
+                sys.stdin.readline()
         if kind == "bytes":
             while len(rest) < len(message):
                 rest += channel.receive()

@@ -80,6 +80,11 @@ class Speaker:
             raise Failed(f"{line!r}, not {expected}: {self.told()}")
         return line
 
+    def goes_on(self):
+        """It has waited for this."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def told(self):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.communicate(timeout=1)[1]
