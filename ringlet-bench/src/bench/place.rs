@@ -102,6 +102,8 @@ impl Group {
         let top = mounts.lines().find_map(unified).context("no cgroup2 is mounted")?;
         remove_forgotten(&top);
         let made = top.join(format!("{GROUP}{}-{name}", std::process::id()));
+        // (Of one that was killed and had our number, as in a container each has.)
+        let _ = fs::remove_dir(&made);
         fs::create_dir(&made).with_context(|| format!("cannot make {}", made.display()))?;
         Ok(Group(made))
     }
