@@ -156,6 +156,8 @@ class Reader:
 def served(place, name, path, *words, **more):
     server = Server(place, name, path, *words, **more)
     try:
+        # (It is ready where it is served. A busy machine may take its time until it is known at another host.)
+        wait_until(lambda: place.uses.disks().get(name, {}).get("host"), LIMIT, f"{name} to be known where it is used")
         yield server
     finally:
         server.kill()
