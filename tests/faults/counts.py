@@ -104,4 +104,4 @@ def scenes(ground):
             ends.stays("miscounted")
             ends.both("receive 100000", "send 100000")
             ends.talk(100)
-            ends.finish()
+            ends.finish("finish again")

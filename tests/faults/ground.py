@@ -195,8 +195,8 @@ class Ends:
 
         wait_until(stalled, ANSWER_SECONDS, "a sender that has left a full ring")
 
-    def finish(self):
-        self.both("finish", "finish")
+    def finish(self, word="finish"):
+        self.both(word, word)
         for end in self.server, self.client:
             end._popen.stdin.close()
             status = end.wait(ANSWER_SECONDS)
