@@ -1,6 +1,7 @@
 //! Two programs that share no memory, in a network namespace each with veth between: by the kernel, carried by a node service that keeps them apart, and
 //! as on two hosts, with a node service each and rails in memory. All of it goes with this process, however that ends: namespaces as their descriptors are
-//! closed, services by the kernel's word that their parent has died. Only an empty control group may stay, and the next one removes it.
+//! closed, services by the kernel's word that their parent has died. Of one that is killed empty control groups stay, which the next one removes, and its
+//! temporary folder.
 
 use std::fs::{self, File};
 use std::io::{Write, pipe};
