@@ -178,7 +178,7 @@ fn trips_per_second(trip: &mut impl RoundTrip, budget: Duration) -> Result<Figur
 /// As many as there is time for, with a pause before each.
 fn timed_trips(trip: &mut Blocking, pause: Duration, budget: Duration) -> Result<Figure> {
     const BATCH: u64 = 16;
-    let mut recorder = Recorder::new();
+    let mut recorder = Recorder::start();
     let mut trips = 0;
     let start = Instant::now();
     while start.elapsed() < budget {
@@ -213,7 +213,7 @@ fn connections_per_second(
     budget: Duration,
     request: bool,
 ) -> Result<Vec<Figure>> {
-    let mut recorder = Recorder::new();
+    let mut recorder = Recorder::start();
     let mut byte = [7];
     let mut count = 0;
     let mut path = "kernel";

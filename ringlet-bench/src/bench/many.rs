@@ -332,7 +332,7 @@ pub fn many(
 ) -> Result<Vec<Figure>> {
     let server_time = || trip(&wires[0], TELL).map(u64::from_le_bytes);
     let mut turns = Turns { order, random: Random::new(), next: 0 };
-    let mut recorder = Recorder::new();
+    let mut recorder = Recorder::start();
     let mut trips = 0u64;
     let server_before = server_time()?;
     let services_time = || beside.map(processor_time_of);

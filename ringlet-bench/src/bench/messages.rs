@@ -108,7 +108,7 @@ pub fn measure(spec: &Spec, address: &str, peers: &[usize]) -> Result<Vec<Figure
     pause(Pause::Ready)?;
     let mut figures = Vec::new();
     // The typical trip, as UCX has it.
-    let mut trips = Recorder::new();
+    let mut trips = Recorder::start();
     let start = Instant::now();
     while start.elapsed() < budget {
         for _ in 0..100 {

@@ -20,7 +20,7 @@ pub struct Tails {
 pub struct Recorder(Histogram<u64>);
 
 impl Recorder {
-    pub fn new() -> Recorder {
+    pub fn start() -> Recorder {
         Recorder(Histogram::new_with_bounds(1, TIME_MAX_NS, 3).expect("constant, valid bounds"))
     }
 
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn tails_of_a_known_distribution() {
-        let mut recorder = Recorder::new();
+        let mut recorder = Recorder::start();
         assert_eq!(recorder.tails(1.0), None);
         for ns in 1..=1000 {
             recorder.record(Duration::from_nanos(ns));

@@ -146,7 +146,7 @@ pub fn half_round_trip(
     let batches = trips / batch;
 
     let mut halves = Vec::with_capacity(BATCHES as usize);
-    let mut recorder = Recorder::new();
+    let mut recorder = Recorder::start();
     trip.announce(2 * batch * batches)?;
     for _ in 0..batches {
         let mut start = Instant::now();
