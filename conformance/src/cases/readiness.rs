@@ -92,6 +92,40 @@ fn fill_once(end: End) -> usize {
     len
 }
 
+/// More than a ring holds, and less than the kernel does.
+const SENT_FIRST: usize = 1 << 20;
+
+/// Sends all before it receives anything, as the other side does. What waits for room is made before.
+fn sends_first<W: FnMut() -> bool>(side: &mut Side, waits: impl FnOnce(End) -> W) {
+    let end = side.moved();
+    let (data, mut rest) = (pattern(79, SENT_FIRST), 0);
+    let mut is_told = waits(end);
+    while rest < data.len() {
+        match sys::send(end.0, &data[rest..], MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Ok(sent) => rest += sent,
+            Err(_) if is_told() => {}
+            Err(error) => return say(&format!("no room: {error:?}")),
+        }
+    }
+    record("what came", recv_exact(end, data.len()).map(|came| came == data));
+}
+
+/// By epoll: the set that is asked, and what it is told again before each wait.
+fn waits_in_set(end: End, events: u32, nested: bool) -> impl FnMut() -> bool {
+    let inner = Set::on(end, events);
+    let outer = nested.then(Set::new);
+    if let Some(outer) = outer {
+        outer.add(inner.0, IN, 2).expect("epoll_ctl");
+    }
+    move || {
+        if events & ONESHOT != 0 {
+            inner.modify(end.0, events, 1).expect("epoll_ctl");
+        }
+        let told = |set: Set| sys::epoll_wait(set.0, 1, PATIENCE_MS).is_ok_and(|e| !e.is_empty());
+        outer.is_none_or(told) && told(inner)
+    }
+}
+
 /// Enough for a set to rest most of them.
 const QUIET_ONES: usize = 40;
 
@@ -733,6 +767,48 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .each_side(),
+    pair(
+        "readiness/both_send_first_poll",
+        "two that send before they receive have the kernel's buffers, and are told of them by poll",
+        |a| sends_first(a, |end| move || sys::poll(&[(end.0, OUT as i16)], PATIENCE_MS).is_ok_and(|(n, _)| n > 0)),
+        |b| sends_first(b, |end| move || sys::poll(&[(end.0, OUT as i16)], PATIENCE_MS).is_ok_and(|(n, _)| n > 0)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/both_send_first_select",
+        "two that send before they receive have the kernel's buffers, and are told of them by select",
+        |a| sends_first(a, |end| move || sys::select(&[], &[end.0], &[], Some(PATIENCE)).is_ok_and(|s| s.count > 0)),
+        |b| sends_first(b, |end| move || sys::select(&[], &[end.0], &[], Some(PATIENCE)).is_ok_and(|s| s.count > 0)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/both_send_first_level",
+        "two that send before they receive have the kernel's buffers, and are told of them by epoll",
+        |a| sends_first(a, |end| waits_in_set(end, OUT, false)),
+        |b| sends_first(b, |end| waits_in_set(end, OUT, false)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/both_send_first_edge",
+        "two that send before they receive have the kernel's buffers, and are told of them by edges",
+        |a| sends_first(a, |end| waits_in_set(end, IN | OUT | ET, false)),
+        |b| sends_first(b, |end| waits_in_set(end, IN | OUT | ET, false)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/both_send_first_once",
+        "two that send before they receive have the kernel's buffers, and are told of them by one-shot watches",
+        |a| sends_first(a, |end| waits_in_set(end, OUT | ONESHOT, false)),
+        |b| sends_first(b, |end| waits_in_set(end, OUT | ONESHOT, false)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/both_send_first_nested",
+        "two that send before they receive have the kernel's buffers, and are told of them by a set in another one",
+        |a| sends_first(a, |end| waits_in_set(end, OUT, true)),
+        |b| sends_first(b, |end| waits_in_set(end, OUT, true)),
+    )
+    .internet_only(),
     pair(
         "readiness/room_behind_an_end",
         "a busy set tells of room in a full connection whose peer has ended, and then reads",

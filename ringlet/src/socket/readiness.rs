@@ -4,6 +4,7 @@ use super::asked::{self, Which};
 use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
+use super::transfer::room::{STALLED_NS, waits_for_room};
 use super::transfer::{events, wait};
 use super::{context, datagram, doorbells, epoll, memory, pin, sides, view};
 use crate::waiting::{signals, sleep, spin};
@@ -308,6 +309,8 @@ fn poll_entered(
             let idle = arm(fds, held, home);
             let soon = stays.get().then_some(wait::LOOK_SOON_NS);
             let at_times = may_miss_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
+            let full = may_stall(held).then_some(STALLED_NS);
+            let at_times = full.or(at_times);
             let timeout =
                 [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
             let awake = || {
@@ -444,15 +447,21 @@ fn connections(fds: &[pollfd], held: &[u32]) -> impl Iterator<Item = &'static So
     fds.iter().zip(held).filter_map(|(entry, &held)| attached(entry, held))
 }
 
-/// May a doorbell byte that is meant for us not come, since another waiter takes it, or, of room, for whatever reason (`wait::waits_for_room`)? Then we look
+/// May a doorbell byte that is meant for us not come, since another waiter takes it, or, of room, for whatever reason (`waits_for_room`)? Then we look
 /// now and then.
 fn may_miss_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
     fds.iter().zip(held).any(|(entry, &held)| {
         attached(entry, held).is_some_and(|socket| {
             socket.sleepers.load(Ordering::SeqCst) > 1
-                || held & FOR_ROOM != 0 && !rings(socket, home) && wait::waits_for_room(socket)
+                || held & FOR_ROOM != 0 && !rings(socket, home) && waits_for_room(socket)
         })
     })
+}
+
+/// Does one of these wait for room that its receiver may never make (`room::leave_stalled`)?
+fn may_stall(held: &[u32]) -> bool {
+    let for_room = held.iter().filter(|held| **held & FOR_ROOM != 0);
+    for_room.filter_map(|&held| of_held(held)).any(waits_for_room)
 }
 
 /// Are we rung for this one by the eventfd of this context, which we wait on?

@@ -7,7 +7,7 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
-use crate::socket::transfer::untold::leave_untold;
+use crate::socket::transfer::room::{STALLED_NS, leave_full, waits_for_room};
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
 use crate::socket::{boards, context, datagram, sides};
 use core::cell::Cell;
@@ -85,7 +85,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         collect(tables, set);
     }
     let by_name = may_ring_by_name(set);
-    let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
+    let (look_soon, look_at_times, full) = (Cell::new(false), Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
         if socket.has_datagrams() {
             datagram::arm(socket, true);
@@ -93,8 +93,10 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         }
         sides::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
-        if room && set.nested.is() {
-            leave_untold(socket);
+        let no_room = room && waits_for_room(socket);
+        full.set(full.get() || no_room);
+        if no_room && set.nested.is() {
+            leave_full(socket);
         }
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);
@@ -123,10 +125,11 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             look_at_times.set(true);
         }
     });
-    armed.look_every_ns = match (look_soon.get(), look_at_times.get()) {
-        _ if holds_ours(set) && has_elder(set) => Some(LOOK_SOON_NS),
-        (true, _) => Some(LOOK_SOON_NS),
-        (_, true) => Some(LOOK_AT_TIMES_NS),
+    let elder = holds_ours(set) && has_elder(set);
+    armed.look_every_ns = match () {
+        _ if elder || look_soon.get() => Some(LOOK_SOON_NS),
+        _ if full.get() => Some(STALLED_NS),
+        _ if look_at_times.get() => Some(LOOK_AT_TIMES_NS),
         _ => None,
     };
     armed

@@ -9,8 +9,7 @@ use super::set::{
 };
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
-use crate::socket::transfer::untold::leave_untold;
-use crate::socket::transfer::wait::waits_untold;
+use crate::socket::transfer::room::waits_for_room;
 use crate::socket::{release, view};
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
@@ -281,15 +280,8 @@ pub(super) fn harvest(tables: &Tables, set: &Visit, out: &mut [epoll_event], sle
                 && !set.elder.is()
             {
                 let room = watch.events.get() & EPOLLOUT != 0;
-                // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
-                // fills the ring behind this heats the watch.)
-                let found = || {
-                    let untold = room && waits_untold(socket);
-                    if untold {
-                        leave_untold(socket);
-                    }
-                    look(tables, watch).events != 0 || untold
-                };
+                // (The board tells of no room, and nobody at all that a receiver has stopped reading: `room::leave_stalled`.)
+                let found = || look(tables, watch).events != 0 || room && waits_for_room(socket);
                 rest(set, watch, || want_at_rest(tables, set, socket, room), found);
             }
         }

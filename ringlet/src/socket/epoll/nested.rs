@@ -8,11 +8,12 @@ use super::registration::{asks_for_room, heat_those, holds_ours};
 use super::set::{self, Set, Visit, Watch, watches};
 use crate::socket::in_use::in_use;
 use crate::socket::table::{Socket, Tables, tables};
-use crate::socket::transfer::wait::{waits_for_room, waits_untold, want_bytes};
+use crate::socket::transfer::room::leave_full;
+use crate::socket::transfer::room::waits_for_room;
 use crate::socket::{context, datagram, pin};
 use crate::waiting::sleep;
 use core::cell::Cell;
-use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::sys::Sys;
 
@@ -170,9 +171,8 @@ pub(super) fn leave(tables: &Tables, set: &Set) {
     }
 }
 
-/// A send has found no room. A set that looks at the connection no more, or is waited on from outside, has asked the peer for a doorbell only if our
-/// direction was in the ring by then. So one is asked for here, before the last look for room; where none can come, the sets look for room themselves.
-/// No lock held.
+/// A send has found no room. A set in which its watch rests looks at the connection no more: it is to look for room, and whether the receiver has stopped
+/// reading. Nobody looks at one that is waited on from outside: the kernel tells of room there. No lock held.
 pub fn found_no_room(socket: &Socket) {
     if !set::watches_any(socket) {
         return;
@@ -182,29 +182,11 @@ pub fn found_no_room(socket: &Socket) {
     if !waits_for_room(socket) {
         return;
     }
-    if waits_untold(socket) {
-        return heat_for_room(socket);
-    }
     let Some(tables) = tables() else { return };
-    // ORDER: a fence behind our direction's way into the ring; pairs with the wishes of `arm::want_at_rest` behind `Rest::begin`: a set that begins to
-    // rest beside us, and is not seen here, sees the direction there, and asks for itself.
-    fence(Ordering::SeqCst);
-    let counts_on_bells = |(_, watch): (u32, &Watch)| {
-        asks_for_room(watch) && (watch.rests.is() || set::at(watch.set.get()).nested.is())
-    };
-    if watches(tables, socket).any(counts_on_bells) {
-        want_bytes(socket, false, true);
-    }
-}
-
-/// And no doorbell can tell of some (`wait::waits_untold`).
-fn heat_for_room(socket: &Socket) {
+    // (Under the lock of a set, which a watch that begins to rest has looked under: it has found no room, or rests by now.)
     heat_those(socket, |watch| asks_for_room(watch) && !watch.hot.is());
-    let Some(tables) = tables() else { return };
-    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks_for_room(watch)) {
-        let set = set::at(watch.set.get());
-        if set.nested.is() {
-            settle_nested(tables, set);
-        }
+    let is_nested = |watch: &Watch| asks_for_room(watch) && set::at(watch.set.get()).nested.is();
+    if watches(tables, socket).any(|(_, watch)| is_nested(watch)) {
+        leave_full(socket);
     }
 }

@@ -1,5 +1,6 @@
 //! What there is to find at one connection: the bytes that wait, and the events that poll reports.
 
+use super::room::leave_stalled;
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Sending, Socket};
 use crate::socket::{carrier, chaos, control, doorbells, in_use, moving, sides, view, words};
@@ -146,14 +147,13 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         has_bytes = end.rx.has_bytes(&incoming);
         mask |= if has_bytes { readable } else { 0 };
     }
-    let sending = end.sending();
     let mut away = false;
     // (Whoever does not ask for room is spared the look at the peer's cache line.)
-    if sending == Sending::Ring && events & writable != 0 {
+    if end.sending() == Sending::Ring && events & writable != 0 {
         if has_room(end, &outgoing) {
             mask |= writable;
         } else {
-            away = view::is_away(socket, end, &outgoing);
+            away = view::is_away(socket, end, &outgoing) || leave_stalled(socket);
         }
     }
     let asked_long_ago = || is_asked_late(socket, sys::ticks());
@@ -164,7 +164,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         || (!in_ring || !has_bytes) && words::published(end, &incoming)
         || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
         || !watched && asked_long_ago();
-    let rings_tell = sending == Sending::Ring || events & writable == 0;
+    let rings_tell = end.sending() == Sending::Ring || events & writable == 0;
     if (in_ring || watched) && rings_tell && !due {
         return mask & events;
     }

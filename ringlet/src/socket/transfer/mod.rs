@@ -7,10 +7,10 @@
 
 pub mod events;
 mod receive;
+pub mod room;
 mod send;
 pub mod shut;
 pub mod splice;
-pub mod untold;
 pub mod wait;
 
 pub use receive::{receive, receive_by};

@@ -1,6 +1,7 @@
 //! Sending: by the ring as long as it may, else through the kernel.
 
-use super::wait::{STALLED_NS, Want, deadline, wait};
+use super::room::leave_stalled;
+use super::wait::{Want, deadline, wait};
 use crate::reasons::Reason;
 use crate::socket::epoll::nested::found_no_room;
 use crate::socket::table::{End, Sending, Socket};
@@ -89,7 +90,7 @@ pub fn send_by(
                 found_no_room(socket);
                 continue;
             }
-            if total == 0 && stalled(end) && overflow(socket, end) {
+            if total == 0 && leave_stalled(socket) {
                 continue;
             }
             return if total > 0 { Ok(total) } else { Err(Errno::EAGAIN) };
@@ -109,31 +110,8 @@ pub fn send_by(
         if let Some(error) = carrier::broken(socket, end) {
             return if total > 0 { Ok(total) } else { Err(error) };
         }
-        if stalled(end) {
-            overflow(socket, end);
-        }
+        leave_stalled(socket);
     }
-}
-
-/// Has the receiver read nothing for a while? Asked by senders that find no room.
-fn stalled(end: &End) -> bool {
-    let (now, progress) = (sys::now_ns(), end.tx.progress() + 1);
-    if end.full_at.get() != progress {
-        end.full_at.set(progress);
-        end.full_since_ns.set(now);
-    }
-    now - end.full_since_ns.get() > STALLED_NS
-}
-
-/// A full ring that nobody reads: programs that first send and then receive count on what the kernel's buffers hold. The rest goes
-/// there; the ring is entered again once it is drained.
-fn overflow(socket: &Socket, end: &End) -> bool {
-    let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return false };
-    let full = end.sending() == Sending::Ring && !words::has_left(&ring) && !end.tx.writable(&ring);
-    if full {
-        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
-    }
-    full
 }
 
 /// As much as there is room for, with the send lock held.

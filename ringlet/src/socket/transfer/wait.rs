@@ -1,6 +1,7 @@
 //! Waiting for one connection: what its sleeper arms, and what wakes it.
 
 use super::events::sent_at;
+use super::room::STALLED_NS;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
 use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
@@ -16,9 +17,6 @@ use ringlet_linux::{fd, sys};
 /// How often a sleeper looks that nothing might wake.
 pub const LOOK_SOON_NS: u64 = 1_000_000;
 pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
-
-/// A ring that stays full so long is not being read.
-pub(super) const STALLED_NS: u64 = 10_000_000;
 
 /// What a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -321,21 +319,6 @@ pub fn can_ring_for_room(socket: &Socket) -> bool {
     // ORDER: Acquire; pairs with `words::say_end`.
     let ends = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
     socket.end().receiving() == Receiving::Ring && !socket.incoming().is_some_and(ends)
-}
-
-/// Has our ring no room for who waits for some?
-pub fn waits_for_room(socket: &Socket) -> bool {
-    let end = socket.end();
-    let full = |ring: SegmentRing| ring.control().is_taken() && !end.tx.writable(&ring);
-    end.sending() == Sending::Ring && socket.outgoing().is_some_and(full)
-}
-
-/// And can no doorbell tell of it? The peer can put none once its direction has ended, or is back on the kernel, though we have not read so far. (It
-/// comes to that by something that the kernel tells.)
-pub fn waits_untold(socket: &Socket) -> bool {
-    let rx = &socket.end().rx;
-    let leaves = |ring: SegmentRing| rx.mark_ahead(&ring).is_some();
-    waits_for_room(socket) && (!can_ring_for_room(socket) || socket.incoming().is_some_and(leaves))
 }
 
 /// Does the peer ring our home context's eventfd?
