@@ -90,7 +90,7 @@ pub unsafe fn receive_message<E: Edge>(
                 let all = flags & libc::MSG_TRUNC != 0;
                 return Ok(if all { got.len } else { got.copied });
             }
-            next @ (Next::AskKernel | Next::TakeKernel) => {
+            next @ (Next::AskKernel | Next::TakeKernel | Next::TakeStill(_)) => {
                 let flags = flags | libc::MSG_DONTWAIT;
                 let (mut got, mut source) = (Ok(0), None);
                 if matches!(next, Next::AskKernel)
@@ -108,6 +108,7 @@ pub unsafe fn receive_message<E: Edge>(
                 if got.is_ok() {
                     (got, source) = from_kernel::<E>(fd, socket, header, flags);
                 }
+                drop(next);
                 if got.is_ok() {
                     datagram::arrived(socket, source, kept);
                     return got;

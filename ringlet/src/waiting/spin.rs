@@ -306,7 +306,7 @@ pub fn forget() {
 }
 
 #[inline]
-fn rests() -> bool {
+pub fn rests() -> bool {
     let until = REST_UNTIL.get();
     if until == 0 {
         return false;

@@ -19,6 +19,24 @@ impl Drop for Asleep {
     }
 }
 
+/// The lanes stay turned to the kernel, as they are, while a thread looks there.
+pub struct Still(&'static Socket);
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        // ORDER: SeqCst; pairs with `sleepers`. (Whoever receives, or looks behind this, turns them back.)
+        release::leave_native(&self.0.end().native_receivers);
+    }
+}
+
+/// Receive lock held.
+pub(super) fn stay(socket: &Socket) -> Option<Still> {
+    let tables = tables()?;
+    let socket = tables.sockets.at(tables.index_of(socket) as usize);
+    socket.enter_native(|end| &end.native_receivers);
+    Some(Still(socket))
+}
+
 /// `None`: there is something to receive.
 pub(super) fn fall_asleep(socket: &Socket) -> Option<Asleep> {
     let tables = tables()?;

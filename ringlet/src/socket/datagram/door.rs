@@ -467,6 +467,13 @@ fn take_hello(
     if udp::peer(socket.fd()).is_some_and(|peer| peer != hello.source) {
         return Err(Reason::NotOwner);
     }
+    // (It knocks again: by then it may be known to send much.)
+    let pays = inlets::of(socket).is_some_and(|(_, mailbox)| {
+        socket.end().receive_lock.take().is_some_and(|_held| mailbox.pays(&hello.source))
+    });
+    if !pays {
+        return Ok(());
+    }
     // A socket of all addresses is not told to which one a datagram came: that the sender's come to another one is no proof for this one, from
     // where they may be sent elsewhere (DNAT, IPVS).
     let (source, target) = (&hello.source, &hello.target);

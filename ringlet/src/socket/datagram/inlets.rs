@@ -34,6 +34,11 @@ const COOL_AFTER: u32 = 4096;
 /// cost the kernel's way, the looks, and the way between them besides (128 senders at random, medians: 11.5 us of the receiver where the kernel took 6.1).
 const OFTEN: u32 = HOT_COUNT as u32;
 const OFTEN_TIMES: u32 = 4;
+/// A socket with that many lanes gets more for those senders alone whose messages have come often, so often in turn: making a lane, and looking now and
+/// then whether its sender lives, costs what some hundred messages do.
+const PAYS_TIMES: u32 = 16;
+const NEWCOMERS: usize = 32;
+const TIMES_MASK: u32 = 0xff;
 /// What lanes save and cost, in turns of one lane to the kernel or back (a store and a fence, about 80 ns): a message that comes by one saves the kernel's
 /// send and receive; each other one costs a look.
 const SAVED_TURNS: u64 = 24;
@@ -80,6 +85,8 @@ pub struct Mailbox {
     /// The hot lanes are turned to the kernel, because somebody sleeps; and in spite of what is in them (`KERNEL_AT_ONCE`).
     asleep: P32,
     at_once: P32,
+    /// They were empty behind that: nothing comes by them before they are turned back.
+    still: P32,
     /// Which way brings what the program was shown last and has not taken: it has looked at it, or asked how long it is.
     pub shown: P32,
     /// When the kernel was last looked at (ticks).
@@ -93,6 +100,10 @@ pub struct Mailbox {
     turned: P64,
     rests_until: P64,
     rested: P32,
+    /// Messages of senders that have no lane; and of some of those, by the hash of their address: which it is and how often in turn its messages came
+    /// often, and the count of all messages at the last one (`heard_newcomer`).
+    strange: P32,
+    newcomers: [(P32, P32); NEWCOMERS],
     /// The positions at which lanes were when they left the hot ones, less those at which they came.
     retired: P64,
 }
@@ -273,7 +284,8 @@ impl Mailbox {
         for word in [&self.turned, &self.rests_until] {
             word.set(0);
         }
-        for word in [&self.rested, &self.asleep, &self.at_once, &self.shown] {
+        self.newcomers.iter().for_each(|(who, _)| who.set(0));
+        for word in [&self.rested, &self.asleep, &self.at_once, &self.still, &self.shown] {
             word.set(0);
         }
     }
@@ -347,6 +359,28 @@ impl Mailbox {
         let often = self.idle(inlet) <= OFTEN;
         inlet.often.set(if often { inlet.often.get().saturating_add(1) } else { 0 });
         inlet.active_at.set(self.seen.get() as u32);
+    }
+
+    /// The kernel has brought a datagram of somebody without a lane.
+    pub fn heard_newcomer(&self, source: &Address) {
+        let now = self.strange.add(1).wrapping_add(self.seen.get() as u32);
+        let ((who, at), name) = self.newcomer(source);
+        let often = now.wrapping_sub(at.get()) <= OFTEN && who.get() & !TIMES_MASK == name;
+        let times = if often { (who.get() & TIMES_MASK) + 1 } else { 0 };
+        who.set(name | times.min(TIMES_MASK));
+        at.set(now);
+    }
+
+    fn newcomer(&self, source: &Address) -> (&(P32, P32), u32) {
+        let hash = hash(source);
+        (&self.newcomers[hash % NEWCOMERS], (hash as u32 + 1) << TIMES_MASK.count_ones())
+    }
+
+    /// Would a lane for this sender pay?
+    pub fn pays(&self, source: &Address) -> bool {
+        let ((who, _), name) = self.newcomer(source);
+        let known = who.get() & !TIMES_MASK == name;
+        self.lanes.get() < OFTEN || known && who.get() & TIMES_MASK >= PAYS_TIMES
     }
 
     /// The next message of the lane that brought the last one, or of another. `kernel_empty`: the kernel was just found to have nothing.
@@ -577,6 +611,7 @@ impl Mailbox {
             }
         }
         let ready = self.ready(all);
+        self.still.set(u32::from(!ready));
         if ready && at_once {
             self.at_once.set(1);
             for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
@@ -600,6 +635,7 @@ impl Mailbox {
         }
         self.asleep.set(u32::from(to != switch::RING));
         self.at_once.set(0);
+        self.still.set(0);
         self.turned.add(u64::from(self.hot_count()));
         for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
             if let Some(lane) = all.lane(self, index) {
@@ -611,6 +647,11 @@ impl Mailbox {
 
     pub fn is_asleep(&self) -> bool {
         self.asleep.is()
+    }
+
+    /// Are the lanes empty as long as they are not turned back? (Those that become hot meanwhile are, too.)
+    pub fn is_still(&self) -> bool {
+        self.asleep.is() && self.still.is()
     }
 
     /// Where the hot lanes are turned, as this process knows: the words themselves are in the senders' memory too.

@@ -3,6 +3,7 @@
 use super::inlets;
 use super::outlets::{self, first_step};
 use crate::reasons::Reason;
+use crate::socket::epoll::registration;
 use crate::socket::table::{Socket, Stage, tables};
 use crate::socket::view;
 use ringlet_linux::{meet, sys};
@@ -88,6 +89,10 @@ fn leave(socket: &Socket, ours: bool) {
 /// Two processes will hold the socket: what either sends or receives, the kernel brings.
 pub fn before_fork(socket: &Socket) {
     leave(socket, true);
+    if socket.has_datagrams() {
+        // (By edge: the kernel would go on telling one of what it is the other's turn to receive.)
+        registration::sending_changed(socket);
+    }
 }
 
 /// What comes from now on, the kernel brings: for the end of this process, or another that gets the socket.

@@ -27,6 +27,11 @@ const CHAIN_MAX: usize = 128;
 const CHECK_TICKS: u64 = 3_000_000;
 /// A lane that was not used for so long is asked about too, when there is time (about a second).
 const IDLE_TICKS: u64 = 3_000_000_000;
+/// Of more destinations than that, those get lanes to which a message goes as often as if they were no more, so often in turn.
+const OFTEN: u32 = 32;
+const PAYS_TIMES: u32 = 16;
+/// Lanes whose receivers may have gone are looked for this often (some 15 ms).
+const CHECK_IDLE_TICKS: u64 = IDLE_TICKS / 64;
 /// After so many units through the kernel, one for a message and one more for each so many bytes, some may have been dropped (by default a
 /// receiver has room for 208 KiB). Its table is asked whether all have been received: now, and at every so many messages.
 const UNSETTLED_UNITS: u32 = 16;
@@ -63,6 +68,11 @@ pub struct Outbox {
     pub inode: P32,
     /// Where the socket is connected to; 0 for nowhere, or not yet looked up.
     connected: P32,
+    /// Destinations, and messages to all of them.
+    destinations: P32,
+    sent: P32,
+    /// When lanes were last looked at whose receivers may have gone.
+    checked: P64,
     buckets: [P32; BUCKET_COUNT],
 }
 
@@ -76,6 +86,9 @@ pub struct Outlet {
     /// Messages sent there, and at which count the next step towards a lane is due.
     pub calls: P32,
     pub next_step: P32,
+    /// Its box's count of messages at the last one, and how often in turn they have come often (`pays`).
+    sent_at: P32,
+    often: P32,
     pub tries: P32,
     /// The receiver's socket, and where our datagrams come from for it.
     pub inode: P32,
@@ -394,7 +407,9 @@ impl Outbox {
             }
             index
         } else {
-            all.free[0].take(OUTLET_COUNT, |i| all.get(i).next_free.get())?
+            let index = all.free[0].take(OUTLET_COUNT, |i| all.get(i).next_free.get())?;
+            self.destinations.add(1);
+            index
         };
         let outlet = all.get(index);
         for (word, half) in outlet.ip.iter().zip(ip) {
@@ -402,6 +417,7 @@ impl Outbox {
         }
         outlet.port.set(u32::from(to.port));
         outlet.calls.set(0);
+        outlet.often.set(0);
         outlet.begin_again(first_step());
         outlet.next.set(bucket.get());
         bucket.set(index);
@@ -443,9 +459,14 @@ impl Outbox {
 
     /// Ends lanes whose receivers have gone, where nothing is sent that would find it out; a few at a time.
     pub fn check_idle(&self, all: &Outlets, mut most: u32) {
+        let now = sys::ticks();
+        if now.wrapping_sub(self.checked.get()) < CHECK_IDLE_TICKS {
+            return;
+        }
+        self.checked.set(now);
         for index in self.each(all) {
             let outlet = all.get(index);
-            let idle = sys::ticks().wrapping_sub(outlet.checked.get()) > IDLE_TICKS;
+            let idle = now.wrapping_sub(outlet.checked.get()) > IDLE_TICKS;
             if outlet.state.get() == ATTACHED && idle && most > 0 {
                 most -= 1;
                 if outlet.is_gone(IDLE_TICKS) {
@@ -483,6 +504,22 @@ impl Outbox {
             }
         }
         self.connected.set(0);
+        self.destinations.set(0);
+    }
+
+    /// A message goes there: how many went before.
+    #[inline(always)]
+    pub fn count(&self, outlet: &Outlet) -> u32 {
+        let sent = self.sent.add(1);
+        let often = sent.wrapping_sub(outlet.sent_at.get()) <= OFTEN;
+        outlet.often.set(if often { outlet.often.get().saturating_add(1) } else { 0 });
+        outlet.sent_at.set(sent);
+        outlet.calls.add(1)
+    }
+
+    /// Would a lane there pay?
+    pub fn pays(&self, outlet: &Outlet) -> bool {
+        self.destinations.get() <= OFTEN || outlet.often.get() >= PAYS_TIMES
     }
 }
 

@@ -1,6 +1,6 @@
 //! Receiving and sending by lanes, beside the kernel; and what poll reports of them.
 
-use super::asleep::{Asleep, awake, fall_asleep, rouse, sleepers};
+use super::asleep::{Asleep, Still, awake, fall_asleep, rouse, sleepers, stay};
 use super::door;
 use super::inlets::{self, Found, Got, Inlets, Mailbox};
 use super::life::{is_paused, show};
@@ -27,6 +27,8 @@ pub enum Next {
     AskKernel,
     /// The same, whoever sent what it has: the program has seen that already.
     TakeKernel,
+    /// The same: nothing comes by the lanes meanwhile.
+    TakeStill(Still),
     /// Receive from the kernel, and wait there.
     Sleep(Asleep),
     /// What was asked for, only the kernel can do.
@@ -73,6 +75,13 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
             }
             let now = sys::ticks();
             let asked = now.wrapping_sub(mailbox.kernel_asked.get());
+            if kernel == Kernel::Unknown
+                && mailbox.is_still()
+                && let Some(still) = stay(socket)
+            {
+                mailbox.kernel_asked.set(now);
+                return Next::TakeStill(still);
+            }
             match (kernel, mailbox.shown.get()) {
                 (Kernel::Unknown, inlets::KERNEL) => return Next::TakeKernel,
                 (Kernel::Unknown, inlets::LANE) => {}
@@ -191,6 +200,9 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         mailbox.ask_kernel_soon(sys::ticks());
         let found = source.and_then(|source| mailbox.find(all, &source));
         mailbox.shown.set(if kept { inlets::KERNEL } else { inlets::NONE });
+        if let (Some(source), None, false) = (source, found, kept) {
+            mailbox.heard_newcomer(&source);
+        }
         found.is_some_and(|index| {
             if !kept {
                 mailbox.came_by_kernel(all, index);
@@ -263,7 +275,7 @@ pub fn send(
             },
         };
         let outlet = all.get(index);
-        let calls = outlet.calls.add(1);
+        let calls = outbox.count(outlet);
         let by_ring = plain && flags & !SERVED_OUT == 0 && len <= udp::DATAGRAM_MAX_BYTES;
         match outlet.send(from, by_ring) {
             Sent::Done => {
@@ -273,7 +285,8 @@ pub fn send(
             Sent::Dropped => return Some(len),
             Sent::Kernel => {}
         }
-        (calls >= outlet.next_step.get()).then(|| outlet.address())
+        let due = calls >= outlet.next_step.get() && outbox.pays(outlet);
+        due.then(|| outlet.address())
     };
     if let Some(to) = due {
         door::sending(socket, &to);
@@ -321,10 +334,12 @@ pub fn lanes_mask(socket: &Socket, events: i16) -> i16 {
     if events & READABLE != 0 && lanes_ready(socket) { events & READABLE } else { 0 }
 }
 
-/// As `events::poll_mask`.
-pub fn poll_mask(socket: &Socket, events: i16) -> i16 {
+/// As `events::poll_mask`. `told`: what the kernel has told just now; `stale`: it has told something before.
+pub fn poll_mask(socket: &Socket, events: i16, told: Option<i16>, stale: bool) -> i16 {
     let mut mask = lanes_mask(socket, events);
-    if socket.kernel_news.is() || events & WRITABLE != 0 {
+    if let Some(told) = told {
+        mask |= told & (events | libc::POLLERR | libc::POLLHUP);
+    } else if stale || socket.kernel_news.is() || events & WRITABLE != 0 {
         let news = socket.kernel_news.number();
         let kernel = fd::pending(socket.fd(), events);
         match kernel & !WRITABLE {

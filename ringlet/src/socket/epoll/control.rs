@@ -118,6 +118,7 @@ fn add(
     watch.seen_ends.set(0);
     watch.seen_room.set(socket.end().room_news.get());
     watch.told.set(0);
+    watch.told_in.set(0);
     watch.linked.set(0);
     aim(watch, event);
     if !attached {

@@ -205,7 +205,15 @@ fn unlist(set: &Set, watch: &Watch) {
 }
 
 pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
-    let Some(_held) = set.take() else { return };
+    any_hot(tables, set, |watch, socket| {
+        act(watch, socket);
+        false
+    });
+}
+
+/// The first that `is` so ends it. True if the set could not be looked at.
+pub(super) fn any_hot(tables: &Tables, set: &Set, is: impl Fn(&Watch, &Socket) -> bool) -> bool {
+    let Some(_held) = set.take() else { return true };
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {
@@ -213,9 +221,10 @@ pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Soc
         }
         let watch = set::watch_at(index);
         let socket = tables.sockets.at(watch.socket.get() as usize);
-        if socket.is_ours() {
-            act(watch, socket);
+        if socket.is_ours() && is(watch, socket) {
+            return true;
         }
         index = watch.hot_next.get();
     }
+    false
 }

@@ -221,7 +221,13 @@ fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32) {
     if !set.is_over() && watch.adopted.is() && is_of(watch, set) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
         doorbells::kernel_tells(socket, events);
-        watch.told.set(watch.told.get() | events);
+        let datagrams = socket.has_datagrams();
+        // (KERNEL: it tells all that is ready. What it has told of a stream before is still to be reported.)
+        watch.told.set(if datagrams { events } else { watch.told.get() | events });
+        watch.told_in.set(set.asks.get());
+        if datagrams {
+            set.datagrams_told.set(1);
+        }
         let rings = watch.hot.is() || socket.boards.is();
         let by_byte = rings && rings_by_name(set, socket, socket.home.get());
         heat(set, watch, held.is_some());
@@ -252,6 +258,12 @@ pub(super) fn left_over(set: &Visit, told: &mut [epoll_event]) -> usize {
     kept
 }
 
+/// What was told before is not as of now any more.
+pub(super) fn begin_question(set: &Set) {
+    // (Never 0, which is none.)
+    set.asks.set(set.asks.get().wrapping_add(1) | 1 << 31);
+}
+
 pub(super) fn ask_kernel(
     tables: &Tables,
     set: &Visit,
@@ -278,11 +290,12 @@ pub(super) fn ask_kernel_since(
     let mut timeout = timeout_ns;
     let beside = set.beside.is();
     let room = if beside { places_beside(tables, set, out.len()) } else { out.len() };
-    for _ in 0..ASKS_MAX {
+    for nth in 0..ASKS_MAX {
         if set.is_over() {
             // The number that we have read may be another's.
             return Ok(0);
         }
+        begin_question(set);
         let asked = &mut out[..room];
         let n = match asleep {
             Some(armed) => {
@@ -329,7 +342,8 @@ pub(super) fn ask_kernel_since(
             return Ok(told.kept);
         }
         // Events of our own took all the room there was. What they told of comes first; the kernel's turn is next.
-        if asleep.is_some() && any_ready(tables, set) {
+        // (By level they take it again.)
+        if (asleep.is_some() || nth > 0) && any_ready(tables, set) {
             return Ok(0);
         }
         timeout = Some(0);

@@ -1,6 +1,7 @@
 //! What is ready: the events that a wait would report of a watch, and whether they are news.
 
 use super::hot::{collect, for_each_hot};
+use super::registration::is_plain;
 use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLREAD, Set,
     Watch,
@@ -26,6 +27,8 @@ pub(super) struct Look {
     pub(super) ends: u32,
     pub(super) room: u32,
     pub(super) no_space: u32,
+    /// Datagrams of which the kernel tells by itself: which of its news these are.
+    pub(super) by_kernel: Option<u32>,
 }
 
 /// Set lock held, or its result a hint.
@@ -59,13 +62,30 @@ fn look_at_lanes(socket: &Socket, watch: &Watch, asked: u32) -> Look {
     let edge = asked & EPOLLET != 0;
     let mut position = if edge { datagram::arrivals(socket) } else { 0 };
     let more = edge && position != watch.seen.get();
-    let mask = datagram::poll_mask(socket, asked as u16 as i16) as u16 as u32;
+    let told = told_now(watch, asked);
+    let stale = told.is_none() && watch.told.get() & EPOLLREAD != 0;
+    let news = socket.kernel_news.number();
+    let mask = datagram::poll_mask(socket, asked as u16 as i16, told, stale) as u16 as u32;
+    let by_kernel = told.is_some().then_some(news);
     if edge && mask & EPOLLREAD != 0 {
         // One that came in between is told of with these.
         position = datagram::arrivals(socket);
     }
-    let news = !edge || watch.fresh.is() || watch.told.is() || more;
-    Look { events: if news { mask } else { 0 }, position, more, ..Look::default() }
+    if stale && mask & EPOLLREAD == 0 {
+        // Somebody has received it.
+        watch.told.set(watch.told.get() & !EPOLLREAD);
+    }
+    let is_news = !edge || watch.fresh.is() || watch.told.is() || more;
+    Look { events: if is_news { mask } else { 0 }, position, more, by_kernel, ..Look::default() }
+}
+
+/// What the kernel has told of the datagrams of a watch in this very wait: it need not be asked again. (Nobody has asked it since; and it tells again
+/// when there is something new, or while there is something.)
+fn told_now(watch: &Watch, asked: u32) -> Option<i16> {
+    let now = watch.told_in.get() == set::at(watch.set.get()).asks.get();
+    let again = watch.by_level.is() || asked & EPOLLET != 0;
+    let told = watch.told.get();
+    (now && again && is_plain(asked) && told & EPOLLREAD != 0).then_some(told as u16 as i16)
 }
 
 impl Look {
@@ -172,6 +192,10 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     let (asked, events) = (watch.events.get(), look.events);
     watch.fresh.set(0);
     let told = watch.told.swap(0);
+    watch.told_in.set(0);
+    if let Some(news) = look.by_kernel {
+        socket.kernel_news.nothing_since(news);
+    }
     if asked & EPOLLONESHOT != 0 {
         watch.disabled.set(1);
     }

@@ -115,8 +115,28 @@ pub(super) fn our_event(watch: &Watch, socket: &Socket, asked: u32) -> epoll_eve
         Sending::Returning => EPOLLOUT,
         _ => asked & EPOLLOUT,
     };
-    let events = EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room;
+    let edges = if tells_by_level(watch, socket, asked) { 0 } else { EPOLLET };
+    // (Before the kernel knows: it tells anew of what is changed.)
+    watch.by_level.set((edges == 0) as u32);
+    let events = EPOLLIN | EPOLLRDHUP | EPOLLPRI | edges | room;
     epoll_event { events, u64: MARK | u64::from(watch.marked.get()) }
+}
+
+/// Does the kernel go on telling of it while there are datagrams, as the program asks? Then nobody asks whether there are more before he sleeps.
+/// Not of what another process may take its time to receive, nor of what nobody waits for.
+fn tells_by_level(watch: &Watch, socket: &Socket, asked: u32) -> bool {
+    socket.has_datagrams()
+        && asked & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0
+        && asked & EPOLLIN != 0
+        && is_plain(asked)
+        && !watch.dormant.is()
+        && socket.end().holders.count() <= 1
+}
+
+/// Is nothing asked for that the kernel does not tell of our own registration? (Of room it is asked.)
+pub(super) fn is_plain(asked: u32) -> bool {
+    let events = asked as u16 as u32;
+    events & !(EPOLLIN | EPOLLPRI | EPOLLRDHUP | (libc::EPOLLERR | libc::EPOLLHUP) as u32) == 0
 }
 
 /// The sending direction has changed its path: the kernel is asked for what matters now.
@@ -216,7 +236,8 @@ pub(super) fn number_closes(socket: &Socket, fd: i32) {
     let by_it = |watch: &Watch| watch.adopted.is() && watch.fd.get() == fd as u32;
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| by_it(watch)) {
         let event = our_event(watch, socket, EPOLLOUT);
-        let event = epoll_event { events: event.events | EPOLLOUT, ..event };
+        let event = epoll_event { events: event.events | EPOLLOUT | EPOLLET, ..event };
+        watch.by_level.set(0);
         let epfd = set::at(watch.set.get()).epfd.get() as i32;
         let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(event));
     }

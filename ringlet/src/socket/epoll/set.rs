@@ -88,6 +88,10 @@ pub struct Set {
     /// Waits beside neighbours since one looked at everything.
     pub(super) since_all: P32,
     pub(super) kernel_asked: P64,
+    /// Counts the questions to the kernel, and waits: what it has told is as of the last one (`look::told_now`). And it has told of datagrams since it
+    /// was asked whether there are more.
+    pub(super) asks: P32,
+    pub(super) datagrams_told: P32,
     /// The last report: what was reported by level is in the list since then.
     pub(super) told_at: P64,
     pub(super) others: [Other; OTHERS_MOST],
@@ -155,6 +159,8 @@ pub struct Watch {
     pub(super) gone: P32,
     /// What the kernel has told of it since the last report, and which ends of the connection were reported.
     pub(super) told: P32,
+    /// In answer to which of the set's questions (`Set::asks`).
+    pub(super) told_in: P32,
     pub(super) seen_ends: P32,
     /// Its connection is a neighbour of what rings hold: its bytes come by the kernel.
     pub(super) neighbour: P32,
@@ -163,6 +169,8 @@ pub struct Watch {
     pub(super) again: P32,
     /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
     pub(super) linked: P64,
+    /// So that the kernel tells of it as long as it is readable (`our_event`).
+    pub(super) by_level: P32,
     /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it. 0: under
     /// the program's data.
     pub(super) marked: P32,

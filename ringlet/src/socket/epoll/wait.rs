@@ -6,15 +6,17 @@ use super::elder::pass_on;
 use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
-use super::kernel::{ask_kernel, ask_kernel_since, left_over, restore, translate};
+use super::kernel::{ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate};
+use super::hot::any_hot;
 use super::look::any_ready;
 use super::nested::{leave, sleep_over};
 use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, Visit, is_of, others_of};
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
+use crate::socket::{context, datagram, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Errno, Sys};
 
@@ -88,6 +90,7 @@ pub fn wait(
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &visit;
     jumps::look_back();
+    begin_question(set);
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let result = wait_in(tables, set, out, deadline, mask);
     if set.is_over() {
@@ -173,6 +176,17 @@ fn wait_in(
             .config
             .watch_us()
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
+        let budget = if kernel_alone_tells(tables, set) { 0 } else { budget };
+        if set.datagrams_told.swap(0) != 0 && budget > 0 && !spin::rests() {
+            // There may be more of what it has told of, for which nobody would watch. (Who sleeps at once is told.)
+            let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
+            if more > 0 {
+                return Ok(more);
+            }
+            if any_ready(tables, set) {
+                continue;
+            }
+        }
         // (Who does not watch for long asks the kernel by sleeping there.)
         let began = sys::ticks();
         let for_long = || {
@@ -230,6 +244,15 @@ fn wait_in(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Can nothing of what is in this set come by memory, as far as is known without a lock of its sockets? (Datagrams of whom no lane is looked at come by
+/// the kernel; and what rests comes by the board.)
+fn kernel_alone_tells(tables: &Tables, set: &Set) -> bool {
+    set.hot_count.get() == set.adopted.load(Ordering::Relaxed)
+        && !any_hot(tables, set, |_, socket| {
+            !socket.has_datagrams() || datagram::has_hot_lanes(socket)
+        })
 }
 
 /// The connection that was heard of last.
