@@ -38,13 +38,13 @@ pub unsafe fn receive<E: Edge>(
     let mut header = header_of(list);
     if name.is_null() {
         // SAFETY: asks for a header whose buffers are the program's: `list`, by the caller's word.
-        return unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
+        return unsafe { receive_by::<E>(fd, socket, &mut header, flags, false) };
     }
     // SAFETY: the program's length.
     let room = unsafe { room_for_name(name_len) };
     (header.msg_name, header.msg_namelen) = (name.cast(), room.unwrap_or(0));
     // SAFETY: asks for a header whose buffers and name are the program's, by the caller's word; the name's room is what it said.
-    let got = unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
+    let got = unsafe { receive_by::<E>(fd, socket, &mut header, flags, false) };
     if got.is_ok() {
         room?;
         // SAFETY: the program's length.
@@ -62,6 +62,18 @@ pub unsafe fn receive_message<E: Edge>(
     socket: &'static Socket,
     header: &mut msghdr,
     flags: c_int,
+) -> Sys<usize> {
+    // SAFETY: passed on.
+    unsafe { receive_by::<E>(fd, socket, header, flags, true) }
+}
+
+/// `whole`: what else a header tells is asked for, too.
+unsafe fn receive_by<E: Edge>(
+    fd: c_int,
+    socket: &'static Socket,
+    header: &mut msghdr,
+    flags: c_int,
+    whole: bool,
 ) -> Sys<usize> {
     // SAFETY: the program's vector; an iovec is a `Buffer`.
     let list = unsafe { list_of(header) }?;
@@ -98,15 +110,16 @@ pub unsafe fn receive_message<E: Edge>(
                     && datagram::has_hot_lanes(socket)
                 {
                     // From whom it is tells whether it is its turn.
-                    (got, source) =
-                        from_kernel::<E>(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);
+                    let mut none = header_of(&[]);
+                    let flags = flags | libc::MSG_PEEK;
+                    (got, source) = from_kernel::<E>(fd, socket, &mut none, flags, false);
                     if got.is_ok() && !datagram::is_kernels_turn(socket, source) {
                         kernel = Kernel::Later;
                         continue;
                     }
                 }
                 if got.is_ok() {
-                    (got, source) = from_kernel::<E>(fd, socket, header, flags);
+                    (got, source) = from_kernel::<E>(fd, socket, header, flags, whole);
                 }
                 drop(next);
                 if got.is_ok() {
@@ -119,7 +132,7 @@ pub unsafe fn receive_message<E: Edge>(
                 kernel = Kernel::Nothing;
             }
             Next::Sleep(asleep) => {
-                let (got, source) = from_kernel::<E>(fd, socket, header, flags);
+                let (got, source) = from_kernel::<E>(fd, socket, header, flags, whole);
                 drop(asleep);
                 if got.is_ok() {
                     datagram::arrived(socket, source, kept);
@@ -155,12 +168,25 @@ fn from_kernel<E: Edge>(
     socket: &Socket,
     header: &mut msghdr,
     flags: c_int,
+    whole: bool,
 ) -> (Sys<usize>, Option<Address>) {
     let mut name = [0u8; 128];
     let mut ours = *header;
     ours.msg_name = name.as_mut_ptr().cast();
     ours.msg_namelen = name.len() as socklen_t;
-    let got = natively::<E>(fd, &mut ours, flags);
+    let got = if whole || ours.msg_iovlen > 1 {
+        natively::<E>(fd, &mut ours, flags)
+    } else {
+        // (The kernel has no header to copy, in and out.)
+        let nothing = iovec { iov_base: null_mut(), iov_len: 0 };
+        // SAFETY: as many buffers of the program as the header says.
+        let to = if ours.msg_iovlen == 0 { nothing } else { unsafe { *ours.msg_iov } };
+        let (name, len) = (ours.msg_name, &raw mut ours.msg_namelen);
+        // SAFETY: that buffer, and our room for a name.
+        unsafe {
+            E::call(libc::SYS_recvfrom, args!(fd, to.iov_base, to.iov_len, flags, name, len))
+        }
+    };
     if got.is_err() {
         return (got, None);
     }

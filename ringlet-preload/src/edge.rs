@@ -21,6 +21,19 @@ impl<F: Fn() -> isize> Edge for Call<F> {
             libc::SYS_recvmsg => {
                 next!(c"recvmsg", fn(c_int, usize, c_int) -> isize, a as c_int, b, c as c_int)
             }
+            libc::SYS_recvfrom => {
+                let [.., name, len] = args;
+                next!(
+                    c"recvfrom",
+                    fn(c_int, usize, usize, c_int, usize, usize) -> isize,
+                    a as c_int,
+                    b,
+                    c,
+                    d as c_int,
+                    name,
+                    len
+                )
+            }
             libc::SYS_sendmsg => {
                 next!(c"sendmsg", fn(c_int, usize, c_int) -> isize, a as c_int, b, c as c_int)
             }

@@ -596,6 +596,10 @@ impl Mailbox {
     /// Turns all lanes to the kernel, for somebody who is about to sleep. True if there is something to take instead; `at_once`: it may be
     /// that he sleeps in spite of that.
     pub fn turn_to_kernel(&self, all: &Inlets, at_once: bool) -> bool {
+        if self.hot_count() == 0 {
+            // (One that becomes hot meanwhile is turned there by whoever makes it so: `heat`.)
+            return false;
+        }
         if !self.turn_all(all, switch::KERNEL) {
             // ORDER: SeqCst; what was taken meanwhile is given back before the look at `busy`; pairs with `switch::claim`, whose sender
             // may publish while something is not taken.
