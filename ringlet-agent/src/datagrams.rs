@@ -183,9 +183,7 @@ fn from_kernel<E: Edge>(
         let to = if ours.msg_iovlen == 0 { nothing } else { unsafe { *ours.msg_iov } };
         let (name, len) = (ours.msg_name, &raw mut ours.msg_namelen);
         // SAFETY: that buffer, and our room for a name.
-        unsafe {
-            E::call(libc::SYS_recvfrom, args!(fd, to.iov_base, to.iov_len, flags, name, len))
-        }
+        unsafe { E::call(libc::SYS_recvfrom, args!(fd, to.iov_base, to.iov_len, flags, name, len)) }
     };
     if got.is_err() {
         return (got, None);

@@ -523,6 +523,74 @@ pub const CASES: &[Case] = &[
     .internet_only()
     .each_side(),
     pair(
+        "datagrams/epoll_level_by_kernel",
+        "the same of what comes by the kernel, whatever becomes of the registration meanwhile",
+        |a| {
+            let port = moved(a);
+            for _ in 0..2 {
+                a.sync();
+                for number in 0..3u32 {
+                    let number = number.to_le_bytes();
+                    let sent = sys::sendto(port.end.0, &number, libc::MSG_DONTROUTE, port.other);
+                    sent.expect("sent");
+                }
+                a.sync();
+            }
+        },
+        |b| {
+            let port = moved(b);
+            let set = sys::epoll_create().expect("a set");
+            let control = |op, events| {
+                record("control", sys::epoll_ctl(set, op, port.end.0, events, 7));
+            };
+            let wait = |most, ms| {
+                record("wait", sys::epoll_wait(set, most, ms).map(|e| format!("{e:?}")));
+            };
+            control(libc::EPOLL_CTL_ADD, IN);
+            b.sync();
+            b.sync();
+            // Again and again, also where nothing else is asked, nothing is received, and there is room for one event.
+            for most in [4, 4, 1, 1] {
+                wait(most, PATIENCE_MS);
+            }
+            wait(1, 0);
+            receive_numbers(port, 0..1);
+            for events in [OUT, 0, IN | libc::EPOLLET as u32, IN, IN | libc::EPOLLONESHOT as u32, IN]
+            {
+                control(libc::EPOLL_CTL_MOD, events);
+                wait(4, 0);
+                wait(4, 0);
+            }
+            control(libc::EPOLL_CTL_DEL, 0);
+            wait(4, 20);
+            control(libc::EPOLL_CTL_ADD, IN);
+            wait(4, PATIENCE_MS);
+            // Another one that is ready is told, too, where there is room for one.
+            let ready = sys::eventfd(1).expect("an eventfd");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, ready, IN, 8).expect("added");
+            let both = [(); 2].map(|()| sys::epoll_wait(set, 1, 0).expect("told"));
+            record("both", both[0] != both[1] && both.iter().all(|told| told.len() == 1));
+            sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, ready, 0, 0).expect("taken out");
+            receive_numbers(port, 1..3);
+            wait(4, 0);
+            // By another number, which is closed.
+            let other = sys::dup(port.end.0).expect("a number");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, other, IN, 9).expect("added");
+            control(libc::EPOLL_CTL_DEL, 0);
+            sys::close(other).expect("closed");
+            b.sync();
+            b.sync();
+            for number in 0..3 {
+                wait(4, PATIENCE_MS);
+                wait(4, PATIENCE_MS);
+                receive_numbers(port, number..number + 1);
+            }
+            wait(4, 0);
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
         "datagrams/epoll_edge",
         "an edge-triggered set reports what came since",
         |a| {
