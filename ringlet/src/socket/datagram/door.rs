@@ -468,8 +468,8 @@ fn take_hello(
         return Err(Reason::NotOwner);
     }
     // (It knocks again: by then it may be known to send much.)
-    let pays = inlets::of(socket).is_some_and(|(_, mailbox)| {
-        socket.end().receive_lock.take().is_some_and(|_held| mailbox.pays(&hello.source))
+    let pays = inlets::of(socket).is_some_and(|(all, mailbox)| {
+        socket.end().receive_lock.take().is_some_and(|_held| mailbox.pays(all, &hello.source))
     });
     if !pays {
         return Ok(());

@@ -37,7 +37,7 @@ const OFTEN_TIMES: u32 = 4;
 /// A socket with that many lanes gets more for those senders alone whose messages have come often, so often in turn: making a lane, and looking now and
 /// then whether its sender lives, costs what some hundred messages do.
 const PAYS_TIMES: u32 = 16;
-const NEWCOMERS: usize = 32;
+const NEWCOMERS: usize = 1024;
 const TIMES_MASK: u32 = 0xff;
 /// What lanes save and cost, in turns of one lane to the kernel or back (a store and a fence, about 80 ns): a message that comes by one saves the kernel's
 /// send and receive; each other one costs a look.
@@ -100,10 +100,8 @@ pub struct Mailbox {
     turned: P64,
     rests_until: P64,
     rested: P32,
-    /// Messages of senders that have no lane; and of some of those, by the hash of their address: which it is and how often in turn its messages came
-    /// often, and the count of all messages at the last one (`heard_newcomer`).
+    /// Messages of senders that have no lane.
     strange: P32,
-    newcomers: [(P32, P32); NEWCOMERS],
     /// The positions at which lanes were when they left the hot ones, less those at which they came.
     retired: P64,
 }
@@ -139,6 +137,21 @@ pub struct Mapping {
     mailbox: P32,
 }
 
+/// A sender that has no lane, as this process knows it by a hash: a hint. Which one, and how often in turn its messages came often (`OFTEN`); and its
+/// receiver's count of all messages at the last one.
+#[derive(Default)]
+struct Newcomer {
+    who: P32,
+    at: P32,
+}
+
+impl Newcomer {
+    fn times(&self, name: u32) -> u32 {
+        let who = self.who.get();
+        if who & !TIMES_MASK == name { who & TIMES_MASK } else { 0 }
+    }
+}
+
 /// Values of `Mailbox::shown`. A lane's is the one that brought the last message.
 pub const NONE: u32 = 0;
 pub const KERNEL: u32 = 1;
@@ -158,6 +171,9 @@ unsafe impl Zeroed for Inlet {}
 // SAFETY: atomics only; zero is no mapping.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Mapping {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Newcomer {}
 
 pub struct Inlets {
     /// By the numbers of the sockets' ends.
@@ -166,6 +182,7 @@ pub struct Inlets {
     /// The highest number of a lane that there was here.
     highest: &'static [P32],
     mappings: &'static [Mapping],
+    newcomers: &'static [Newcomer],
 }
 
 impl Inlets {
@@ -175,11 +192,19 @@ impl Inlets {
             inlets: Pool::map(INLET_COUNT as usize)?,
             highest: map::private_table(1)?,
             mappings: map::private_table(INLET_COUNT as usize)?,
+            newcomers: map::private_table(NEWCOMERS)?,
         })
     }
 
     fn get(&self, index: u32) -> &'static Inlet {
         self.inlets.get(index)
+    }
+
+    /// Where it is noted, and under which name.
+    fn newcomer(&self, mailbox: &Mailbox, source: &Address) -> (&'static Newcomer, u32) {
+        let hash = hash(source);
+        let place = hash ^ (self.mailboxes.index_of(mailbox) as usize).wrapping_mul(31);
+        (&self.newcomers[place % NEWCOMERS], (hash as u32 + 1) << TIMES_MASK.count_ones())
     }
 
     fn mapping(&self, index: u32) -> &'static Mapping {
@@ -284,7 +309,6 @@ impl Mailbox {
         for word in [&self.turned, &self.rests_until] {
             word.set(0);
         }
-        self.newcomers.iter().for_each(|(who, _)| who.set(0));
         for word in [&self.rested, &self.asleep, &self.at_once, &self.still, &self.shown] {
             word.set(0);
         }
@@ -362,25 +386,19 @@ impl Mailbox {
     }
 
     /// The kernel has brought a datagram of somebody without a lane.
-    pub fn heard_newcomer(&self, source: &Address) {
+    pub fn heard_newcomer(&self, all: &Inlets, source: &Address) {
         let now = self.strange.add(1).wrapping_add(self.seen.get() as u32);
-        let ((who, at), name) = self.newcomer(source);
-        let often = now.wrapping_sub(at.get()) <= OFTEN && who.get() & !TIMES_MASK == name;
-        let times = if often { (who.get() & TIMES_MASK) + 1 } else { 0 };
-        who.set(name | times.min(TIMES_MASK));
-        at.set(now);
-    }
-
-    fn newcomer(&self, source: &Address) -> (&(P32, P32), u32) {
-        let hash = hash(source);
-        (&self.newcomers[hash % NEWCOMERS], (hash as u32 + 1) << TIMES_MASK.count_ones())
+        let (newcomer, name) = all.newcomer(self, source);
+        let often = newcomer.times(name) > 0 && now.wrapping_sub(newcomer.at.get()) <= OFTEN;
+        let times = if often { newcomer.times(name) } else { 0 };
+        newcomer.who.set(name | (times + 1).min(TIMES_MASK));
+        newcomer.at.set(now);
     }
 
     /// Would a lane for this sender pay?
-    pub fn pays(&self, source: &Address) -> bool {
-        let ((who, _), name) = self.newcomer(source);
-        let known = who.get() & !TIMES_MASK == name;
-        self.lanes.get() < OFTEN || known && who.get() & TIMES_MASK >= PAYS_TIMES
+    pub fn pays(&self, all: &Inlets, source: &Address) -> bool {
+        let (newcomer, name) = all.newcomer(self, source);
+        self.lanes.get() < OFTEN || newcomer.times(name) >= PAYS_TIMES
     }
 
     /// The next message of the lane that brought the last one, or of another. `kernel_empty`: the kernel was just found to have nothing.

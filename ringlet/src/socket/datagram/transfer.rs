@@ -201,7 +201,7 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         let found = source.and_then(|source| mailbox.find(all, &source));
         mailbox.shown.set(if kept { inlets::KERNEL } else { inlets::NONE });
         if let (Some(source), None, false) = (source, found, kept) {
-            mailbox.heard_newcomer(&source);
+            mailbox.heard_newcomer(all, &source);
         }
         found.is_some_and(|index| {
             if !kept {
