@@ -134,6 +134,9 @@ impl Receiver {
         }
         if !self.rx.ready(&shared.memory) {
             self.take_from_kernel(shared, true);
+            // What else is there comes next, whoever sent it: the lane stays empty as long as it is turned.
+            self.take_from_kernel(shared, false);
+            assert!(!self.rx.ready(&shared.memory));
         }
         turn(&shared.path, RING);
     }

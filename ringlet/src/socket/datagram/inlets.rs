@@ -145,10 +145,27 @@ struct Newcomer {
     at: P32,
 }
 
-impl Newcomer {
-    fn times(&self, name: u32) -> u32 {
-        let who = self.who.get();
-        if who & !TIMES_MASK == name { who & TIMES_MASK } else { 0 }
+struct Newcomers(&'static [Newcomer]);
+
+impl Newcomers {
+    fn heard(&self, mailbox: u32, source: &Address, now: u32) {
+        let (newcomer, name, times) = self.find(mailbox, source);
+        let often = now.wrapping_sub(newcomer.at.get()) <= OFTEN;
+        let times = if often { (times + 1).min(TIMES_MASK) } else { 1 };
+        newcomer.who.set(name | times);
+        newcomer.at.set(now);
+    }
+
+    fn send_often(&self, mailbox: u32, source: &Address) -> bool {
+        self.find(mailbox, source).2 >= PAYS_TIMES
+    }
+
+    /// Where it is noted, under which name, and how often in turn it has sent often.
+    fn find(&self, mailbox: u32, source: &Address) -> (&'static Newcomer, u32, u32) {
+        let hash = hash(source);
+        let newcomer = &self.0[(hash ^ (mailbox as usize).wrapping_mul(31)) % NEWCOMERS];
+        let (name, who) = ((hash as u32 + 1) << TIMES_MASK.count_ones(), newcomer.who.get());
+        (newcomer, name, if who & !TIMES_MASK == name { who & TIMES_MASK } else { 0 })
     }
 }
 
@@ -182,7 +199,7 @@ pub struct Inlets {
     /// The highest number of a lane that there was here.
     highest: &'static [P32],
     mappings: &'static [Mapping],
-    newcomers: &'static [Newcomer],
+    newcomers: Newcomers,
 }
 
 impl Inlets {
@@ -192,19 +209,12 @@ impl Inlets {
             inlets: Pool::map(INLET_COUNT as usize)?,
             highest: map::private_table(1)?,
             mappings: map::private_table(INLET_COUNT as usize)?,
-            newcomers: map::private_table(NEWCOMERS)?,
+            newcomers: Newcomers(map::private_table(NEWCOMERS)?),
         })
     }
 
     fn get(&self, index: u32) -> &'static Inlet {
         self.inlets.get(index)
-    }
-
-    /// Where it is noted, and under which name.
-    fn newcomer(&self, mailbox: &Mailbox, source: &Address) -> (&'static Newcomer, u32) {
-        let hash = hash(source);
-        let place = hash ^ (self.mailboxes.index_of(mailbox) as usize).wrapping_mul(31);
-        (&self.newcomers[place % NEWCOMERS], (hash as u32 + 1) << TIMES_MASK.count_ones())
     }
 
     fn mapping(&self, index: u32) -> &'static Mapping {
@@ -388,17 +398,12 @@ impl Mailbox {
     /// The kernel has brought a datagram of somebody without a lane.
     pub fn heard_newcomer(&self, all: &Inlets, source: &Address) {
         let now = self.strange.add(1).wrapping_add(self.seen.get() as u32);
-        let (newcomer, name) = all.newcomer(self, source);
-        let often = newcomer.times(name) > 0 && now.wrapping_sub(newcomer.at.get()) <= OFTEN;
-        let times = if often { newcomer.times(name) } else { 0 };
-        newcomer.who.set(name | (times + 1).min(TIMES_MASK));
-        newcomer.at.set(now);
+        all.newcomers.heard(all.mailboxes.index_of(self), source, now);
     }
 
     /// Would a lane for this sender pay?
     pub fn pays(&self, all: &Inlets, source: &Address) -> bool {
-        let (newcomer, name) = all.newcomer(self, source);
-        self.lanes.get() < OFTEN || newcomer.times(name) >= PAYS_TIMES
+        self.lanes.get() < OFTEN || all.newcomers.send_often(all.mailboxes.index_of(self), source)
     }
 
     /// The next message of the lane that brought the last one, or of another. `kernel_empty`: the kernel was just found to have nothing.
@@ -855,4 +860,46 @@ fn age() -> Option<u32> {
 pub fn of(socket: &Socket) -> Option<(&'static Inlets, &'static Mailbox)> {
     let all = INLETS.get().filter(|_| socket.has_datagrams())?;
     Some((all, all.mailboxes.get(socket.end_index())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sender(n: u32) -> Address {
+        let mut ip = [0; 16];
+        ip[12..].copy_from_slice(&n.to_be_bytes());
+        Address { ip, port: 7 }
+    }
+
+    #[test]
+    fn who_sends_often_is_known_by_that() {
+        const MANY: u32 = 2 * OFTEN;
+        let newcomers =
+            Newcomers((0..NEWCOMERS).map(|_| Newcomer::default()).collect::<Vec<_>>().leak());
+        let mut now = 0;
+        let mut hear = |n: u32| {
+            newcomers.heard(3, &sender(n), now);
+            now += 1;
+        };
+        let often = |n: u32| newcomers.send_often(3, &sender(n));
+        // Each of many in its turn.
+        (0..100).for_each(|_| (0..MANY).for_each(&mut hear));
+        assert!(!(0..MANY).any(often));
+        // One of them as every second, and then seldom again.
+        for n in 0..PAYS_TIMES {
+            assert!(!often(1), "after {n}");
+            hear(1);
+            hear(2 + n);
+        }
+        assert!(often(1) && !often(2));
+        // (To this receiver.)
+        assert!(!newcomers.send_often(4, &sender(1)));
+        (0..MANY).for_each(&mut hear);
+        hear(1);
+        assert!(!often(1));
+        // A burst is often.
+        (0..PAYS_TIMES).for_each(|_| hear(MANY));
+        assert!(often(MANY));
+    }
 }

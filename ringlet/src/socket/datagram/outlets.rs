@@ -530,3 +530,29 @@ pub fn of(socket: &Socket) -> Option<(&'static Outlets, &'static Outbox)> {
     let index = crate::socket::table::tables()?.index_of(socket);
     Some((all, &all.boxes[index as usize % all.boxes.len()]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_little_is_sent_there_is_no_lane() {
+        let outbox = Outbox::default();
+        let outlets: Vec<_> = (0..2 * OFTEN).map(|_| Outlet::default()).collect();
+        let in_turn = || (0..100).for_each(|_| outlets.iter().for_each(|to| _ = outbox.count(to)));
+        // To few destinations; then to many.
+        outbox.destinations.set(OFTEN);
+        in_turn();
+        assert!(outlets.iter().all(|to| outbox.pays(to)));
+        outbox.destinations.set(2 * OFTEN);
+        assert!(!outlets.iter().any(|to| outbox.pays(to)));
+        // Every second message to one of them.
+        for n in 0..2 * PAYS_TIMES as usize {
+            outbox.count(&outlets[0]);
+            outbox.count(&outlets[n % 60 + 1]);
+        }
+        assert!(outbox.pays(&outlets[0]) && !outbox.pays(&outlets[1]));
+        in_turn();
+        assert!(!outbox.pays(&outlets[0]));
+    }
+}
