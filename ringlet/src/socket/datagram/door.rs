@@ -49,6 +49,8 @@ const RARE_AFTER_CALLS: u32 = 4096;
 const RARELY_CALLS: u32 = 65_536;
 /// Looks for the answer of a receiver that we knocked at: each second one after twice as many calls, so that they take 253 calls.
 const ANSWER_LOOKS: u32 = 13;
+/// Where nobody answers, the next knock comes as many calls later as there were, and at least so many; at most `RARE_AFTER_CALLS`.
+const AGAIN_CALLS: u32 = 64;
 /// Lanes checked in one call of the program.
 const CHECKS_AT_ONCE: u32 = 8;
 /// A lane that was idle for so long is checked for whether its sender lives.
@@ -253,8 +255,9 @@ pub fn sending(socket: &'static Socket, to: &Address) {
                     outlet.next_step.set(calls + (1 << (outlet.tries.get() / 2)));
                     KNOCKED
                 }
+                // (It may be one that sends too seldom for a lane, and sends much by then.)
                 KNOCKED => {
-                    outlet.begin_again(later_or_rarely(calls));
+                    outlet.begin_again(calls + calls.clamp(AGAIN_CALLS, RARE_AFTER_CALLS));
                     KNOCKED
                 }
                 ATTACHED | NEVER => {

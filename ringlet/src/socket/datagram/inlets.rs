@@ -150,6 +150,12 @@ struct Newcomers(&'static [Newcomer]);
 impl Newcomers {
     fn heard(&self, mailbox: u32, source: &Address, now: u32) {
         let (newcomer, name, times) = self.find(mailbox, source);
+        let who = newcomer.who.get();
+        let theirs = who & TIMES_MASK;
+        if times == 0 && theirs > 1 {
+            // (Of two in one place the one that sends more stays.)
+            return newcomer.who.set(who & !TIMES_MASK | theirs / 2);
+        }
         let often = now.wrapping_sub(newcomer.at.get()) <= OFTEN;
         let times = if often { (times + 1).min(TIMES_MASK) } else { 1 };
         newcomer.who.set(name | times);

@@ -214,6 +214,8 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
     };
     if heated {
         show(socket, Reason::None);
+        // (Sets that looked at none of its lanes look from now on.)
+        heat_all(socket);
     }
     awake(socket);
 }

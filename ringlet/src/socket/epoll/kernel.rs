@@ -100,6 +100,7 @@ pub(super) fn translate(
     set: &Visit,
     events: &mut [epoll_event],
     mine: Option<&Armed>,
+    question: u32,
 ) -> Translated {
     let mut told = Translated { kept: 0, ours: false, foreign: None };
     for i in 0..events.len() {
@@ -118,7 +119,7 @@ pub(super) fn translate(
             SELF => heard(tables, set),
             ALL => set.all_hot.set(1),
             SECOND => {}
-            index => told_of(tables, set, index, event.events),
+            index => told_of(tables, set, index, event.events, question),
         }
     }
     if told.ours {
@@ -148,6 +149,7 @@ fn translate_in_order(
     n: usize,
     mine: Option<&Armed>,
     since: Option<u32>,
+    question: u32,
 ) -> Translated {
     let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: None };
     set.others.iter().for_each(|other| other.linked.set(0));
@@ -164,7 +166,7 @@ fn translate_in_order(
             ALL if !foreign => set.all_hot.set(1),
             NAMED if !foreign => heard_named(set),
             SELF | SECOND | ALL | NAMED => {}
-            index => told_of(tables, set, index, event.events),
+            index => told_of(tables, set, index, event.events, question),
         }
     }
     let turn = set.turn.add(1);
@@ -215,7 +217,8 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
     room + 1 - rung.clamp(1, room)
 }
 
-fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32) {
+/// In answer to that question.
+fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32, question: u32) {
     let Some(watch) = set::find_watch(index) else { return };
     let held = set.take();
     if !set.is_over() && watch.adopted.is() && is_of(watch, set) {
@@ -224,7 +227,7 @@ fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32) {
         let datagrams = socket.has_datagrams();
         // (KERNEL: it tells all that is ready. What it has told of a stream before is still to be reported.)
         watch.told.set(if datagrams { events } else { watch.told.get() | events });
-        watch.told_in.set(set.asks.get());
+        watch.told_in.set(question);
         if datagrams {
             set.datagrams_told.set(1);
         }
@@ -259,10 +262,14 @@ pub(super) fn left_over(set: &Visit, told: &mut [epoll_event]) -> usize {
 }
 
 /// What was told before is not as of now any more.
-pub(super) fn begin_question(set: &Set) {
-    // (Never 0, which is none.)
-    set.asks.set(set.asks.get().wrapping_add(1) | 1 << 31);
+pub(super) fn begin_question(set: &Set) -> u32 {
+    // (Never `NO_QUESTION`.)
+    let question = set.asks.get().wrapping_add(1) | 1 << 31;
+    set.asks.set(question);
+    question
 }
+
+pub(super) const NO_QUESTION: u32 = 0;
 
 pub(super) fn ask_kernel(
     tables: &Tables,
@@ -295,7 +302,7 @@ pub(super) fn ask_kernel_since(
             // The number that we have read may be another's.
             return Ok(0);
         }
-        begin_question(set);
+        let question = begin_question(set);
         let asked = &mut out[..room];
         let n = match asleep {
             Some(armed) => {
@@ -329,8 +336,8 @@ pub(super) fn ask_kernel_since(
         let kept = restore(tables, set, &mut out[..n]);
         hear(set, &out[..kept]);
         let told = match beside {
-            true => translate_in_order(tables, set, out, kept, asleep, since),
-            false => translate(tables, set, &mut out[..kept], asleep),
+            true => translate_in_order(tables, set, out, kept, asleep, since, question),
+            false => translate(tables, set, &mut out[..kept], asleep, question),
         };
         if let Some(taken) = told.foreign {
             let passed = pass_on(tables, set, taken, mask);

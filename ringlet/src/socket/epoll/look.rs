@@ -193,7 +193,11 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     watch.fresh.set(0);
     let told = watch.told.swap(0);
     watch.told_in.set(0);
-    if let Some(news) = look.by_kernel {
+    // (What another set is to be told of by edge is news until it was.)
+    let tells_again = |watch: &Watch| watch.by_level.is() || watch.events.get() & EPOLLET != 0;
+    if let Some(news) = look.by_kernel
+        && tables().is_some_and(|tables| set::watches(tables, socket).all(|(_, watch)| tells_again(watch)))
+    {
         socket.kernel_news.nothing_since(news);
     }
     if asked & EPOLLONESHOT != 0 {

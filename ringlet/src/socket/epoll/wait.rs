@@ -7,7 +7,7 @@ use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
 use super::hot::any_hot;
-use super::kernel::{ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate};
+use super::kernel::{NO_QUESTION, ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate};
 use super::look::any_ready;
 use super::nested::{leave, sleep_over};
 use super::order::{IN_ORDER_MOST, merge_others};
@@ -96,6 +96,8 @@ pub fn wait(
     if set.is_over() {
         return sleep_out(result, deadline, mask);
     }
+    // (What was told holds for this wait: who looks at the set from outside asks anew.)
+    begin_question(set);
     if result == Ok(0) {
         nothing_found(set);
     }
@@ -355,7 +357,7 @@ pub fn after_native(visit: Visit, out: &mut [epoll_event]) -> usize {
         return left_over(set, out);
     }
     let kept = restore(tables, set, out);
-    let told = translate(tables, set, &mut out[..kept], None);
+    let told = translate(tables, set, &mut out[..kept], None, NO_QUESTION);
     if let Some(taken) = told.foreign {
         let _ = pass_on(tables, set, taken, None);
     }
