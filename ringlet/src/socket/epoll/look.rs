@@ -6,7 +6,7 @@ use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLREAD, Set,
     Watch,
 };
-use crate::socket::table::{Receiving, Socket, Tables};
+use crate::socket::table::{Receiving, Socket, Tables, tables};
 use crate::socket::transfer::events;
 use crate::socket::{carrier, chaos, datagram, words};
 use core::cell::Cell;
@@ -196,7 +196,8 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     // (What another set is to be told of by edge is news until it was.)
     let tells_again = |watch: &Watch| watch.by_level.is() || watch.events.get() & EPOLLET != 0;
     if let Some(news) = look.by_kernel
-        && tables().is_some_and(|tables| set::watches(tables, socket).all(|(_, watch)| tells_again(watch)))
+        && tables()
+            .is_some_and(|tables| set::watches(tables, socket).all(|(_, watch)| tells_again(watch)))
     {
         socket.kernel_news.nothing_since(news);
     }

@@ -7,7 +7,9 @@ use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
 use super::hot::any_hot;
-use super::kernel::{NO_QUESTION, ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate};
+use super::kernel::{
+    NO_QUESTION, ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate,
+};
 use super::look::any_ready;
 use super::nested::{leave, sleep_over};
 use super::order::{IN_ORDER_MOST, merge_others};
