@@ -13,6 +13,9 @@ use crate::sys::{self, Errno, Fd};
 /// Enough for a datagram to come between two steps of a look at its socket.
 const ROUNDS: usize = 5_000;
 
+/// A sender whose receiver never has read all tries the lane again after some of them.
+const BACKLOG_ROUNDS: usize = 1_200;
+
 /// One side's socket, and the other side's address as this one sees it.
 #[derive(Clone, Copy)]
 struct Port {
@@ -725,6 +728,48 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_internet_families(),
+    pair(
+        "datagrams/behind_a_backlog",
+        "what only the kernel can carry is not lost because its receiver, who never has read all, is late by a moment",
+        |a| {
+            let port = moved(a);
+            for number in 0..BACKLOG_ROUNDS as u32 {
+                send_numbers(port, 2 * number..2 * number + 1);
+                a.tell(0);
+                let next = (2 * number + 1).to_le_bytes();
+                sys::sendto(port.end.0, &next, libc::MSG_DONTROUTE, port.other).expect("sent");
+                a.hear();
+            }
+        },
+        |b| {
+            let port = moved(b);
+            let (mut lost, mut wrong) = (0, 0);
+            let mut next = 0;
+            for number in 0..BACKLOG_ROUNDS as u32 {
+                b.hear();
+                // (Not as late as one that has stopped; but longer than the next one's send looks.)
+                pause(1);
+                // The last one of the round before is the first of this one; that of this one stays there.
+                while next <= 2 * number {
+                    match sys::recv_from(port.end.0, 8, MSG_DONTWAIT) {
+                        Ok((data, _)) => {
+                            let got = u32::from_le_bytes(data.try_into().expect("a number"));
+                            lost += usize::from(got == next + 1);
+                            wrong += i32::from(!(next..next + 2).contains(&got));
+                            next = got + 1;
+                        }
+                        Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                b.tell(0);
+            }
+            record("out of order", wrong);
+            // (One that is kept from running is late by more than a moment.)
+            record("lost", if lost > BACKLOG_ROUNDS / 240 { lost } else { 0 });
+        },
+    )
+    .internet_only(),
     pair(
         "datagrams/order",
         "a sender's datagrams keep their order, whether the receiver sleeps, polls or is busy",
