@@ -3,6 +3,7 @@
 use crate::plain::P64;
 use ringlet_linux::tcp::Address;
 
+#[inline]
 pub fn halves(ip: &[u8; 16]) -> [u64; 2] {
     let mut words = [0; 2];
     for (word, bytes) in words.iter_mut().zip(ip.chunks_exact(8)) {
@@ -20,6 +21,7 @@ pub fn whole(words: &[P64; 2]) -> [u8; 16] {
 
 /// Spreads addresses over a table's buckets (multiplicative hashing, D. Knuth, The Art of Computer Programming, 6.4): each bit of the product is of those
 /// factors' bits that are no higher, so its upper ones are taken.
+#[inline]
 pub fn hash(address: &Address) -> usize {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let [low, high] = halves(&address.ip);

@@ -30,6 +30,10 @@ const IDLE_TICKS: u64 = 3_000_000_000;
 /// Of more destinations than that, those get lanes to which a message goes as often as if they were no more, so often in turn.
 const OFTEN: u32 = 32;
 const PAYS_TIMES: u32 = 16;
+/// Of so many destinations it is noted where they are. (More: chains get full, and the last to be looked for is to stay.)
+const MANY: core::ops::Range<u32> =
+    4 * BUCKET_COUNT as u32..CHAIN_MAX as u32 * BUCKET_COUNT as u32 / 2;
+const FOUND_COUNT: usize = 4096;
 /// Lanes whose receivers may have gone are looked for this often (some 15 ms).
 const CHECK_IDLE_TICKS: u64 = IDLE_TICKS / 64;
 /// After so many units through the kernel, one for a message and one more for each so many bytes, some may have been dropped (by default a
@@ -110,6 +114,8 @@ pub struct Outlet {
     checked: P64,
     next: P32,
     next_free: P32,
+    /// Whose it is (`Outlets::number_of`): 0 while it is free.
+    of: P32,
 }
 
 /// States of an outlet.
@@ -131,6 +137,8 @@ pub struct Outlets {
     pub boxes: &'static [Outbox],
     outlets: &'static [Outlet],
     free: &'static [FreeList],
+    /// Where destinations of boxes that have many were found last: a hint.
+    found: &'static [P32],
 }
 
 impl Outlets {
@@ -139,11 +147,17 @@ impl Outlets {
             boxes: map::private_table(sockets as usize)?,
             outlets: map::private_table(OUTLET_COUNT as usize)?,
             free: map::private_table(1)?,
+            found: map::private_table(FOUND_COUNT)?,
         })
     }
 
     pub fn get(&self, index: u32) -> &'static Outlet {
         &self.outlets[index as usize % OUTLET_COUNT as usize]
+    }
+
+    fn number_of(&self, outbox: &Outbox) -> u32 {
+        let before = core::ptr::from_ref(outbox).addr() - self.boxes.as_ptr().addr();
+        (before / size_of::<Outbox>()) as u32 + 1
     }
 }
 
@@ -374,16 +388,31 @@ impl Outbox {
     /// What is known of a destination; made if need be.
     #[inline]
     pub fn outlet(&self, all: &Outlets, to: &Address) -> Option<u32> {
-        let bucket = &self.buckets[hash(to) % BUCKET_COUNT];
+        let hash = hash(to);
+        let bucket = &self.buckets[hash % BUCKET_COUNT];
         let ip = halves(&to.ip);
+        let same = |outlet: &Outlet| {
+            let same = outlet.ip[0].get() == ip[0] && outlet.ip[1].get() == ip[1];
+            same && outlet.port.get() == u32::from(to.port)
+        };
+        let number = all.number_of(self);
+        let found = &all.found[(hash ^ number.wrapping_mul(31) as usize) % FOUND_COUNT];
+        let many = MANY.contains(&self.destinations.get());
+        if many {
+            let outlet = all.get(found.get());
+            if outlet.of.get() == number && same(outlet) {
+                return Some(found.get());
+            }
+        }
         let mut previous = 0;
         let mut index = bucket.get();
         let mut length = 0;
         while index != 0 {
             let outlet = all.get(index);
-            let same = outlet.ip[0].get() == ip[0] && outlet.ip[1].get() == ip[1];
-            if same && outlet.port.get() == u32::from(to.port) {
-                if previous != 0 {
+            if same(outlet) {
+                if many {
+                    found.set(index);
+                } else if previous != 0 {
                     // To the front: the others age.
                     all.get(previous).next.set(outlet.next.get());
                     outlet.next.set(bucket.get());
@@ -416,6 +445,7 @@ impl Outbox {
             word.set(half);
         }
         outlet.port.set(u32::from(to.port));
+        outlet.of.set(number);
         outlet.calls.set(0);
         outlet.often.set(0);
         outlet.begin_again(first_step());
@@ -499,6 +529,7 @@ impl Outbox {
                 } else {
                     outlet.forget_mapping();
                 }
+                outlet.of.set(0);
                 all.free[0].give(index, |i, next| all.get(i).next_free.set(next));
                 index = next;
             }
@@ -534,6 +565,30 @@ pub fn of(socket: &Socket) -> Option<(&'static Outlets, &'static Outbox)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of few and of many, in turn and at random, and after all were forgotten.
+    #[test]
+    fn a_destination_is_found_again() {
+        let all = Outlets::map(3).expect("tables");
+        let address = |n: usize| Address { ip: [n as u8; 16], port: 1000 + (n / 7) as u16 };
+        for many in [5, 127, 1000, 2100] {
+            let of_each = [1, 2].map(|nth: usize| {
+                let outbox = &all.boxes[nth];
+                let of = |n| outbox.outlet(&all, &address(n)).expect("an outlet");
+                let first: Vec<_> = (0..many).map(of).collect();
+                for n in (0..many).chain((0..4 * many).map(|n| n * 7919 % many)) {
+                    assert_eq!(of(n), first[n]);
+                    assert_eq!(all.get(first[n]).address(), address(n));
+                }
+                first
+            });
+            assert!(of_each[0].iter().all(|index| !of_each[1].contains(index)));
+            all.boxes[1].clear(&all, true);
+            let again = all.boxes[2].outlet(&all, &address(0));
+            assert_eq!(again, Some(of_each[1][0]));
+            all.boxes[2].clear(&all, true);
+        }
+    }
 
     #[test]
     fn where_little_is_sent_there_is_no_lane() {
