@@ -205,15 +205,7 @@ fn unlist(set: &Set, watch: &Watch) {
 }
 
 pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
-    any_hot(tables, set, |watch, socket| {
-        act(watch, socket);
-        false
-    });
-}
-
-/// The first that `is` so ends it. True if the set could not be looked at.
-pub(super) fn any_hot(tables: &Tables, set: &Set, is: impl Fn(&Watch, &Socket) -> bool) -> bool {
-    let Some(_held) = set.take() else { return true };
+    let Some(_held) = set.take() else { return };
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {
@@ -221,10 +213,9 @@ pub(super) fn any_hot(tables: &Tables, set: &Set, is: impl Fn(&Watch, &Socket) -
         }
         let watch = set::watch_at(index);
         let socket = tables.sockets.at(watch.socket.get() as usize);
-        if socket.is_ours() && is(watch, socket) {
-            return true;
+        if socket.is_ours() {
+            act(watch, socket);
         }
         index = watch.hot_next.get();
     }
-    false
 }

@@ -217,6 +217,9 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
     room + 1 - rung.clamp(1, room)
 }
 
+/// After the kernel has told of datagrams, so many waits look there soon for more.
+const TOLD_WAITS: u32 = 8;
+
 /// In answer to that question.
 fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32, question: u32) {
     let Some(watch) = set::find_watch(index) else { return };
@@ -229,7 +232,7 @@ fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32, question: u32)
         watch.told.set(if datagrams { events } else { watch.told.get() | events });
         watch.told_in.set(question);
         if datagrams {
-            set.datagrams_told.set(1);
+            set.datagrams_told.set(TOLD_WAITS);
         }
         let rings = watch.hot.is() || socket.boards.is();
         let by_byte = rings && rings_by_name(set, socket, socket.home.get());

@@ -88,8 +88,8 @@ pub struct Set {
     /// Waits beside neighbours since one looked at everything.
     pub(super) since_all: P32,
     pub(super) kernel_asked: P64,
-    /// Counts the questions to the kernel, and waits: what it has told is as of the last one (`look::told_now`). And it has told of datagrams since it
-    /// was asked whether there are more.
+    /// Counts the questions to the kernel, and waits: what it has told is as of the last one (`look::told_now`). And so many
+    /// waits are to look there soon, since it has told of datagrams.
     pub(super) asks: P32,
     pub(super) datagrams_told: P32,
     /// The last report: what was reported by level is in the list since then.

@@ -6,7 +6,6 @@ use super::elder::pass_on;
 use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
-use super::hot::any_hot;
 use super::kernel::{
     NO_QUESTION, ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate,
 };
@@ -16,14 +15,15 @@ use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, Visit, is_of, others_of};
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{context, datagram, jumps, kernel_writes, memory, pin, transfer};
+use crate::socket::{context, jumps, kernel_writes, memory, pin, transfer};
 use crate::waiting::{signals, sleep, spin};
-use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
 const ASK_KERNEL_TICKS: u64 = 30_000;
+/// While the kernel brings datagrams, who watches looks there this often (about 1 us): it is where the next one comes, too.
+const ASK_SOON_TICKS: u64 = 3_000;
 
 /// A wait beside neighbours, as far as it needs no sleep.
 #[cold]
@@ -160,7 +160,9 @@ fn wait_in(
         }
         let found = harvest(tables, set, out, false);
         // (What a nested set leaves untaken in the kernel makes it readable.)
-        if found > 0 && (beside || !kernel_due(set, set.told_at.get()) && !set.nested.is()) {
+        if found > 0
+            && (beside || !kernel_due(set, set.told_at.get(), ASK_KERNEL_TICKS) && !set.nested.is())
+        {
             return Ok(found);
         }
         if found == out.len() {
@@ -180,24 +182,14 @@ fn wait_in(
             .config
             .watch_us()
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
-        let budget = if kernel_alone_tells(tables, set) { 0 } else { budget };
-        if set.datagrams_told.swap(0) != 0 && budget > 0 && !spin::rests() {
-            // There may be more of what it has told of, for which nobody would watch. (Who sleeps at once is told.)
-            let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
-            if more > 0 {
-                return Ok(more);
-            }
-            if any_ready(tables, set) {
-                continue;
-            }
-        }
+        let told = set.datagrams_told.get();
+        set.datagrams_told.set(told.saturating_sub(1));
+        let every = if told != 0 && !spin::rests() { ASK_SOON_TICKS } else { ASK_KERNEL_TICKS };
         // (Who does not watch for long asks the kernel by sleeping there.)
         let began = sys::ticks();
-        let for_long = || {
-            sys::ticks().wrapping_sub(began) > ASK_KERNEL_TICKS
-                || kernel_writes() != set.written.get()
-        };
-        let in_kernel = || for_long() && kernel_due(set, sys::ticks()) && in_kernel(set);
+        let for_long =
+            || sys::ticks().wrapping_sub(began) > every || kernel_writes() != set.written.get();
+        let in_kernel = || for_long() && kernel_due(set, sys::ticks(), every) && in_kernel(set);
         signals::begin_wait();
         if latest(tables, set).is_some_and(transfer::wait::sent_lately) {
             spin::sent();
@@ -250,15 +242,6 @@ fn wait_in(
     }
 }
 
-/// Can nothing of what is in this set come by memory, as far as is known without a lock of its sockets? (Datagrams of whom no lane is looked at come by
-/// the kernel; and what rests comes by the board.)
-fn kernel_alone_tells(tables: &Tables, set: &Set) -> bool {
-    set.hot_count.get() == set.adopted.load(Ordering::Relaxed)
-        && !any_hot(tables, set, |_, socket| {
-            !socket.has_datagrams() || datagram::has_hot_lanes(socket)
-        })
-}
-
 /// The connection that was heard of last.
 fn latest<'t>(tables: &'t Tables, set: &Set) -> Option<&'t Socket> {
     let last = set.hot_last.get();
@@ -282,9 +265,9 @@ pub fn latest_processor(set: u32) -> Option<u32> {
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something
 /// that is not a connection of ours, since it may expect to be told of it.
-fn kernel_due(set: &Set, now: u64) -> bool {
+fn kernel_due(set: &Set, now: u64, every: u64) -> bool {
     let written = kernel_writes();
-    if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS && written == set.written.get() {
+    if now.wrapping_sub(set.kernel_asked.get()) < every && written == set.written.get() {
         return false;
     }
     set.kernel_asked.set(now);
