@@ -63,11 +63,14 @@ pub unsafe fn receive_message<E: Edge>(
     header: &mut msghdr,
     flags: c_int,
 ) -> Sys<usize> {
-    // SAFETY: passed on.
+    // SAFETY: the header is the program's, as the caller has promised, and so is what it names.
     unsafe { receive_by::<E>(fd, socket, header, flags, true) }
 }
 
 /// `whole`: what else a header tells is asked for, too.
+///
+/// # Safety
+/// The program's message header.
 unsafe fn receive_by<E: Edge>(
     fd: c_int,
     socket: &'static Socket,

@@ -382,7 +382,11 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
         let taken = match (message, heard.fds.truncated) {
             (Ok(message), false) if message.kind == HELLO => {
                 rendezvous::skip(door);
-                take_hello(tables, socket, door, &message, caller)
+                match pays(socket, &message.source) {
+                    true => take_hello(tables, socket, door, &message, caller),
+                    // (It knocks again: by then it may be known to send much.)
+                    false => Ok(()),
+                }
             }
             (Ok(message), true) if message.kind == LANE => {
                 match take_answer(tables, socket, door, &message, caller) {
@@ -453,6 +457,12 @@ fn take_answer(
     Some(lane)
 }
 
+fn pays(socket: &Socket, source: &Address) -> bool {
+    inlets::of(socket).is_some_and(|(all, mailbox)| {
+        socket.end().receive_lock.take().is_some_and(|_held| mailbox.pays(all, source))
+    })
+}
+
 /// The receiver: somebody wants to send to us by a lane.
 fn take_hello(
     tables: &Tables,
@@ -469,13 +479,6 @@ fn take_hello(
     }
     if udp::peer(socket.fd()).is_some_and(|peer| peer != hello.source) {
         return Err(Reason::NotOwner);
-    }
-    // (It knocks again: by then it may be known to send much.)
-    let pays = inlets::of(socket).is_some_and(|(all, mailbox)| {
-        socket.end().receive_lock.take().is_some_and(|_held| mailbox.pays(all, &hello.source))
-    });
-    if !pays {
-        return Ok(());
     }
     // A socket of all addresses is not told to which one a datagram came: that the sender's come to another one is no proof for this one, from
     // where they may be sent elsewhere (DNAT, IPVS).

@@ -154,7 +154,7 @@ impl Newcomers {
         let theirs = who & TIMES_MASK;
         if times == 0 && theirs > 1 {
             // (Of two in one place the one that sends more stays.)
-            return newcomer.who.set(who & !TIMES_MASK | theirs / 2);
+            return newcomer.who.set((who & !TIMES_MASK) | (theirs / 2));
         }
         let often = now.wrapping_sub(newcomer.at.get()) <= OFTEN;
         let times = if often { (times + 1).min(TIMES_MASK) } else { 1 };
@@ -194,7 +194,7 @@ unsafe impl Zeroed for Inlet {}
 // SAFETY: atomics only; zero is no mapping.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Mapping {}
-// SAFETY: as above.
+// SAFETY: numbers, of which 0 is one.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Newcomer {}
 

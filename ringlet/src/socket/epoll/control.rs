@@ -10,8 +10,8 @@ use super::registration::{
     withdraw,
 };
 use super::set::{
-    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLREAD, Set, Watch, entry,
-    find, is_linked, is_of,
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLREAD, NO_QUESTION, Set,
+    Watch, entry, find, is_linked, is_of,
 };
 use crate::reasons::Reason;
 use crate::socket::table::{Sending, Socket, Tables, tables};
@@ -118,7 +118,7 @@ fn add(
     watch.seen_ends.set(0);
     watch.seen_room.set(socket.end().room_news.get());
     watch.told.set(0);
-    watch.told_in.set(0);
+    watch.told_in(NO_QUESTION);
     watch.linked.set(0);
     aim(watch, event);
     if !attached {

@@ -217,9 +217,6 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
     room + 1 - rung.clamp(1, room)
 }
 
-/// After the kernel has told of datagrams, so many waits look there soon for more.
-const TOLD_WAITS: u32 = 8;
-
 /// In answer to that question.
 fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32, question: u32) {
     let Some(watch) = set::find_watch(index) else { return };
@@ -230,9 +227,9 @@ fn told_of(tables: &Tables, set: &Visit, index: u32, events: u32, question: u32)
         let datagrams = socket.has_datagrams();
         // (KERNEL: it tells all that is ready. What it has told of a stream before is still to be reported.)
         watch.told.set(if datagrams { events } else { watch.told.get() | events });
-        watch.told_in.set(question);
+        watch.told_in(question);
         if datagrams {
-            set.datagrams_told.set(TOLD_WAITS);
+            set.datagrams_came();
         }
         let rings = watch.hot.is() || socket.boards.is();
         let by_byte = rings && rings_by_name(set, socket, socket.home.get());
@@ -263,16 +260,6 @@ pub(super) fn left_over(set: &Visit, told: &mut [epoll_event]) -> usize {
     }
     kept
 }
-
-/// What was told before is not as of now any more.
-pub(super) fn begin_question(set: &Set) -> u32 {
-    // (Never `NO_QUESTION`.)
-    let question = set.asks.get().wrapping_add(1) | 1 << 31;
-    set.asks.set(question);
-    question
-}
-
-pub(super) const NO_QUESTION: u32 = 0;
 
 pub(super) fn ask_kernel(
     tables: &Tables,
@@ -305,7 +292,7 @@ pub(super) fn ask_kernel_since(
             // The number that we have read may be another's.
             return Ok(0);
         }
-        let question = begin_question(set);
+        let question = set.begin_question();
         let asked = &mut out[..room];
         let n = match asleep {
             Some(armed) => {

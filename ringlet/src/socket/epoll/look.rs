@@ -82,8 +82,8 @@ fn look_at_lanes(socket: &Socket, watch: &Watch, asked: u32) -> Look {
 /// What the kernel has told of the datagrams of a watch in this very wait: it need not be asked again. (Nobody has asked it since; and it tells again
 /// when there is something new, or while there is something.)
 fn told_now(watch: &Watch, asked: u32) -> Option<i16> {
-    let now = watch.told_in.get() == set::at(watch.set.get()).asks.get();
-    let again = watch.by_level.is() || asked & EPOLLET != 0;
+    let now = watch.is_told_now();
+    let again = watch.is_by_level() || asked & EPOLLET != 0;
     let told = watch.told.get();
     (now && again && is_plain(asked) && told & EPOLLREAD != 0).then_some(told as u16 as i16)
 }
@@ -192,9 +192,9 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
     let (asked, events) = (watch.events.get(), look.events);
     watch.fresh.set(0);
     let told = watch.told.swap(0);
-    watch.told_in.set(0);
+    watch.told_in(set::NO_QUESTION);
     // (What another set is to be told of by edge is news until it was.)
-    let tells_again = |watch: &Watch| watch.by_level.is() || watch.events.get() & EPOLLET != 0;
+    let tells_again = |watch: &Watch| watch.is_by_level() || watch.events.get() & EPOLLET != 0;
     if let Some(news) = look.by_kernel
         && tables()
             .is_some_and(|tables| set::watches(tables, socket).all(|(_, watch)| tells_again(watch)))

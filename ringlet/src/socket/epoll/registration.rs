@@ -117,7 +117,7 @@ pub(super) fn our_event(watch: &Watch, socket: &Socket, asked: u32) -> epoll_eve
     };
     let edges = if tells_by_level(watch, socket, asked) { 0 } else { EPOLLET };
     // (Before the kernel knows: it tells anew of what is changed.)
-    watch.by_level.set((edges == 0) as u32);
+    watch.registered(edges == 0);
     let events = EPOLLIN | EPOLLRDHUP | EPOLLPRI | edges | room;
     epoll_event { events, u64: MARK | u64::from(watch.marked.get()) }
 }
@@ -237,7 +237,7 @@ pub(super) fn number_closes(socket: &Socket, fd: i32) {
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| by_it(watch)) {
         let event = our_event(watch, socket, EPOLLOUT);
         let event = epoll_event { events: event.events | EPOLLOUT | EPOLLET, ..event };
-        watch.by_level.set(0);
+        watch.registered(false);
         let epfd = set::at(watch.set.get()).epfd.get() as i32;
         let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, Some(event));
     }

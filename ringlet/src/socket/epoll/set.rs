@@ -90,8 +90,8 @@ pub struct Set {
     pub(super) kernel_asked: P64,
     /// Counts the questions to the kernel, and waits: what it has told is as of the last one (`look::told_now`). And so many
     /// waits are to look there soon, since it has told of datagrams.
-    pub(super) asks: P32,
-    pub(super) datagrams_told: P32,
+    asks: P32,
+    datagrams_told: P32,
     /// The last report: what was reported by level is in the list since then.
     pub(super) told_at: P64,
     pub(super) others: [Other; OTHERS_MOST],
@@ -160,7 +160,7 @@ pub struct Watch {
     /// What the kernel has told of it since the last report, and which ends of the connection were reported.
     pub(super) told: P32,
     /// In answer to which of the set's questions (`Set::asks`).
-    pub(super) told_in: P32,
+    told_in: P32,
     pub(super) seen_ends: P32,
     /// Its connection is a neighbour of what rings hold: its bytes come by the kernel.
     pub(super) neighbour: P32,
@@ -170,7 +170,7 @@ pub struct Watch {
     /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
     pub(super) linked: P64,
     /// So that the kernel tells of it as long as it is readable (`our_event`).
-    pub(super) by_level: P32,
+    by_level: P32,
     /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it. 0: under
     /// the program's data.
     pub(super) marked: P32,
@@ -235,11 +235,62 @@ impl Visit {
 
 const LIFE_SHIFT: u32 = u32::BITS;
 
+/// Of what was told before there were any.
+pub(super) const NO_QUESTION: u32 = 0;
+/// After the kernel has told of datagrams, so many waits look there soon for more.
+const TOLD_WAITS: u32 = 8;
+
+impl Watch {
+    /// What the kernel has told of it is in answer to this question.
+    pub(super) fn told_in(&self, question: u32) {
+        self.told_in.set(question);
+    }
+
+    /// Is it in answer to the question that was asked last?
+    pub(super) fn is_told_now(&self) -> bool {
+        at(self.set.get()).is_asked(self.told_in.get())
+    }
+
+    pub(super) fn is_by_level(&self) -> bool {
+        self.by_level.is()
+    }
+
+    /// How it is registered in the kernel's set, about to be or by now.
+    pub(super) fn registered(&self, by_level: bool) {
+        self.by_level.set(u32::from(by_level));
+    }
+}
+
 impl Set {
     #[inline(always)]
     fn life(&self) -> u32 {
         // ORDER: Relaxed; changed under the lock, and a hint without that.
         (self.natives.load(Ordering::Relaxed) >> LIFE_SHIFT) as u32
+    }
+
+    /// What was told before is not as of now any more.
+    pub(super) fn begin_question(&self) -> u32 {
+        // (Never `NO_QUESTION`.)
+        let question = self.asks.get().wrapping_add(1) | 1 << 31;
+        self.asks.set(question);
+        question
+    }
+
+    /// Is this the question that was asked last?
+    fn is_asked(&self, question: u32) -> bool {
+        question != NO_QUESTION && question == self.asks.get()
+    }
+
+    /// The kernel has told of datagrams.
+    pub(super) fn datagrams_came(&self) {
+        self.datagrams_told.set(TOLD_WAITS);
+    }
+
+    /// Did it lately? A wait begins.
+    pub(super) fn datagrams_come(&self) -> bool {
+        let told = self.datagrams_told.get();
+        self.datagrams_told.set(told.saturating_sub(1));
+        told != 0
     }
 
     /// It is closed: who waits in it stays there, and is nothing to the next one. Set lock held.

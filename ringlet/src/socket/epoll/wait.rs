@@ -6,9 +6,7 @@ use super::elder::pass_on;
 use super::harvest::{
     ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
 };
-use super::kernel::{
-    NO_QUESTION, ask_kernel, ask_kernel_since, begin_question, left_over, restore, translate,
-};
+use super::kernel::{ask_kernel, ask_kernel_since, left_over, restore, translate};
 use super::look::any_ready;
 use super::nested::{leave, sleep_over};
 use super::order::{IN_ORDER_MOST, merge_others};
@@ -92,14 +90,14 @@ pub fn wait(
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &visit;
     jumps::look_back();
-    begin_question(set);
+    set.begin_question();
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let result = wait_in(tables, set, out, deadline, mask);
     if set.is_over() {
         return sleep_out(result, deadline, mask);
     }
     // (What was told holds for this wait: who looks at the set from outside asks anew.)
-    begin_question(set);
+    set.begin_question();
     if result == Ok(0) {
         nothing_found(set);
     }
@@ -182,9 +180,8 @@ fn wait_in(
             .config
             .watch_us()
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
-        let told = set.datagrams_told.get();
-        set.datagrams_told.set(told.saturating_sub(1));
-        let every = if told != 0 && !spin::rests() { ASK_SOON_TICKS } else { ASK_KERNEL_TICKS };
+        let soon = set.datagrams_come() && !spin::rests();
+        let every = if soon { ASK_SOON_TICKS } else { ASK_KERNEL_TICKS };
         // (Who does not watch for long asks the kernel by sleeping there.)
         let began = sys::ticks();
         let for_long =
@@ -342,7 +339,7 @@ pub fn after_native(visit: Visit, out: &mut [epoll_event]) -> usize {
         return left_over(set, out);
     }
     let kept = restore(tables, set, out);
-    let told = translate(tables, set, &mut out[..kept], None, NO_QUESTION);
+    let told = translate(tables, set, &mut out[..kept], None, set::NO_QUESTION);
     if let Some(taken) = told.foreign {
         let _ = pass_on(tables, set, taken, None);
     }
