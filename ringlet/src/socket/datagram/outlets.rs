@@ -2,7 +2,7 @@
 //! socket's `End`; a child by fork sends through the kernel.
 
 use super::address::{halves, hash, whole};
-use super::inlets::words;
+use super::inlets::{FREELY, words};
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64};
 use crate::socket::budget;
@@ -27,7 +27,7 @@ const CHAIN_MAX: usize = 128;
 const CHECK_TICKS: u64 = 3_000_000;
 /// A lane that was not used for so long is asked about too, when there is time (about a second).
 const IDLE_TICKS: u64 = 3_000_000_000;
-/// Of more destinations than that, those get lanes to which a message goes as often as if they were no more, so often in turn.
+/// Of more destinations than `FREELY`, those get lanes to which a message goes as often as if they were so few, so often in turn.
 const OFTEN: u32 = 32;
 const PAYS_TIMES: u32 = 16;
 /// Of so many destinations it is noted where they are. (More: chains get full, and the last to be looked for is to stay.)
@@ -550,7 +550,7 @@ impl Outbox {
 
     /// Would a lane there pay?
     pub fn pays(&self, outlet: &Outlet) -> bool {
-        self.destinations.get() <= OFTEN || outlet.often.get() >= PAYS_TIMES
+        self.destinations.get() <= FREELY || outlet.often.get() >= PAYS_TIMES
     }
 }
 
@@ -593,13 +593,13 @@ mod tests {
     #[test]
     fn where_little_is_sent_there_is_no_lane() {
         let outbox = Outbox::default();
-        let outlets: Vec<_> = (0..2 * OFTEN).map(|_| Outlet::default()).collect();
+        let outlets: Vec<_> = (0..2 * FREELY).map(|_| Outlet::default()).collect();
         let in_turn = || (0..100).for_each(|_| outlets.iter().for_each(|to| _ = outbox.count(to)));
         // To few destinations; then to many.
-        outbox.destinations.set(OFTEN);
+        outbox.destinations.set(FREELY);
         in_turn();
         assert!(outlets.iter().all(|to| outbox.pays(to)));
-        outbox.destinations.set(2 * OFTEN);
+        outbox.destinations.set(2 * FREELY);
         assert!(!outlets.iter().any(|to| outbox.pays(to)));
         // Every second message to one of them.
         for n in 0..2 * PAYS_TIMES as usize {

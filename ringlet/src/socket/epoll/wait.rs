@@ -181,6 +181,16 @@ fn wait_in(
             .watch_us()
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
         let soon = set.datagrams_come() && !spin::rests();
+        if soon && budget > 0 {
+            // There may be more of what it has told of, for which nobody would watch. (Who sleeps at once is told.)
+            let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
+            if more > 0 {
+                return Ok(more);
+            }
+            if any_ready(tables, set) {
+                continue;
+            }
+        }
         let every = if soon { ASK_SOON_TICKS } else { ASK_KERNEL_TICKS };
         // (Who does not watch for long asks the kernel by sleeping there.)
         let began = sys::ticks();
