@@ -104,7 +104,7 @@ fn sends_first<W: FnMut() -> bool>(side: &mut Side, waits: impl FnOnce(End) -> W
         match sys::send(end.0, &data[rest..], MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
             Ok(sent) => rest += sent,
             Err(_) if is_told() => {}
-            Err(error) => return say(&format!("no room: {error:?}")),
+            Err(error) => return say(format!("no room: {error:?}")),
         }
     }
     record("what came", recv_exact(end, data.len()).map(|came| came == data));
