@@ -110,6 +110,36 @@ fn sends_first<W: FnMut() -> bool>(side: &mut Side, waits: impl FnOnce(End) -> W
     record("what came", recv_exact(end, data.len()).map(|came| came == data));
 }
 
+/// Sends all, while another thread sleeps in a set by edge, to one that receives nothing before.
+fn sends_beside_a_sleeper(side: &mut Side) {
+    let end = side.moved();
+    let set = Set::on(end, IN | OUT | ET);
+    set.wake();
+    let (told, room) = std::sync::mpsc::channel();
+    let (data, mut rest) = (pattern(79, SENT_FIRST), 0);
+    let sleeper = thread::spawn(move || {
+        let wait = || sys::epoll_wait(set.0, 1, PATIENCE_MS).is_ok_and(|e| !e.is_empty());
+        while wait() && told.send(()).is_ok() {}
+    });
+    // (It sleeps before the ring is full.)
+    pause(20);
+    while rest < data.len() {
+        match sys::send(end.0, &data[rest..], MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Ok(sent) => rest += sent,
+            Err(_) if room.recv_timeout(PATIENCE).is_ok() => {}
+            Err(error) => {
+                say(format!("no room: {error:?}"));
+                break;
+            }
+        }
+    }
+    drop(room);
+    side.tell(rest as i64);
+    // What the peer answers wakes the thread, which has nobody to tell.
+    record("the answer", recv_exact(end, 1).map(|came| came.len()));
+    let _ = sleeper.join();
+}
+
 /// By epoll: the set that is asked, and what it is told again before each wait.
 fn waits_in_set(end: End, events: u32, nested: bool) -> impl FnMut() -> bool {
     let inner = Set::on(end, events);
@@ -807,6 +837,18 @@ pub const CASES: &[Case] = &[
         "two that send before they receive have the kernel's buffers, and are told of them by a set in another one",
         |a| sends_first(a, |end| waits_in_set(end, OUT, true)),
         |b| sends_first(b, |end| waits_in_set(end, OUT, true)),
+    )
+    .internet_only(),
+    pair(
+        "readiness/sent_beside_a_sleeper",
+        "who sends beside a thread that sleeps by edge has the kernel's buffers, and the thread is told of them",
+        |a| {
+            let end = a.moved();
+            let len = a.hear() as usize;
+            record("what came", recv_exact(end, len).map(|came| came == pattern(79, len)));
+            sys::send(end.0, b"x", 0).expect("send");
+        },
+        sends_beside_a_sleeper,
     )
     .internet_only(),
     pair(

@@ -4,7 +4,7 @@ use super::asked::{self, Which};
 use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::transfer::room::{STALLED_NS, waits_for_room};
+use super::transfer::room::{look_after, waits_for_room};
 use super::transfer::{events, wait};
 use super::{context, datagram, doorbells, epoll, memory, pin, sides, view};
 use crate::waiting::{signals, sleep, spin};
@@ -309,8 +309,7 @@ fn poll_entered(
             let idle = arm(fds, held, home);
             let soon = stays.get().then_some(wait::LOOK_SOON_NS);
             let at_times = may_miss_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
-            let full = may_stall(held).then_some(STALLED_NS);
-            let at_times = full.or(at_times);
+            let at_times = [at_times, look_for_room(held)].into_iter().flatten().min();
             let timeout =
                 [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
             let awake = || {
@@ -458,10 +457,11 @@ fn may_miss_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
     })
 }
 
-/// Does one of these wait for room that its receiver may never make (`room::leave_stalled`)?
-fn may_stall(held: &[u32]) -> bool {
+/// How long do these wait for room that a receiver may never make (`room::leave_stalled`)?
+fn look_for_room(held: &[u32]) -> Option<u64> {
     let for_room = held.iter().filter(|held| **held & FOR_ROOM != 0);
-    for_room.filter_map(|&held| of_held(held)).any(waits_for_room)
+    let full = for_room.filter_map(|held| of_held(*held)).filter(|socket| waits_for_room(socket));
+    full.map(look_after).min()
 }
 
 /// Are we rung for this one by the eventfd of this context, which we wait on?

@@ -265,6 +265,8 @@ pub struct End {
     /// How far the receiver was when a send found the ring full, and since when.
     pub full_at: P64,
     pub full_since_ns: P64,
+    /// How often it has left the ring since nobody read there.
+    pub stalls: P32,
     /// Threads that are about to put a doorbell on the kernel's connection; and whether one did not go since the last `Start`.
     pub ringers: Ringers,
     pub bell_lost: P32,
@@ -458,6 +460,7 @@ impl End {
         self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
         self.full_at.set(0);
+        self.stalls.set(0);
         self.idle_at.set(0);
         self.ringers.reset();
         self.given.set(0);

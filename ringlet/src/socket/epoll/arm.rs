@@ -7,7 +7,7 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
-use crate::socket::transfer::room::{STALLED_NS, leave_full, waits_for_room};
+use crate::socket::transfer::room::{leave_full, look_after, waits_for_room};
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
 use crate::socket::{boards, context, datagram, sides};
 use core::cell::Cell;
@@ -85,7 +85,8 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         collect(tables, set);
     }
     let by_name = may_ring_by_name(set);
-    let (look_soon, look_at_times, full) = (Cell::new(false), Cell::new(false), Cell::new(false));
+    let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
+    let look_for_room = Cell::new(u64::MAX);
     for_each_hot(tables, set, |watch, socket| {
         if socket.has_datagrams() {
             datagram::arm(socket, true);
@@ -93,10 +94,11 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         }
         sides::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
-        let no_room = room && waits_for_room(socket);
-        full.set(full.get() || no_room);
-        if no_room && set.nested.is() {
-            leave_full(socket);
+        if room && waits_for_room(socket) {
+            look_for_room.set(look_for_room.get().min(look_after(socket)));
+            if set.nested.is() {
+                leave_full(socket);
+            }
         }
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);
@@ -116,22 +118,16 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         } else {
             wait::want_bytes(socket, true, room);
         }
-        // (A bell by name may fail to ring, and then only a byte can.)
-        if room && !by_event {
-            // (Of room in the kernel the kernel tells.)
-            let untold =
-                socket.end().sending() == Sending::Ring && !wait::can_ring_for_room(socket);
-            look_soon.set(look_soon.get() || untold);
+        // (A bell by name may fail to ring, and then only a byte can. Of room in the kernel the kernel tells.)
+        if room && !by_event && socket.end().sending() == Sending::Ring {
+            look_soon.set(look_soon.get() || !wait::can_ring_for_room(socket));
             look_at_times.set(true);
         }
     });
-    let elder = holds_ours(set) && has_elder(set);
-    armed.look_every_ns = match () {
-        _ if elder || look_soon.get() => Some(LOOK_SOON_NS),
-        _ if full.get() => Some(STALLED_NS),
-        _ if look_at_times.get() => Some(LOOK_AT_TIMES_NS),
-        _ => None,
-    };
+    let soon = (look_soon.get() || holds_ours(set) && has_elder(set)).then_some(LOOK_SOON_NS);
+    let at_times = look_at_times.get().then_some(LOOK_AT_TIMES_NS);
+    let for_room = Some(look_for_room.get()).filter(|ns| *ns != u64::MAX);
+    armed.look_every_ns = [soon, at_times, for_room].into_iter().flatten().min();
     armed
 }
 

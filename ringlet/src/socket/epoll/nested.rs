@@ -171,22 +171,22 @@ pub(super) fn leave(tables: &Tables, set: &Set) {
     }
 }
 
-/// A send has found no room. A set in which its watch rests looks at the connection no more: it is to look for room, and whether the receiver has stopped
-/// reading. Nobody looks at one that is waited on from outside: the kernel tells of room there. No lock held.
+/// A send has found no room. A set that does not look, since its watch rests or its sleepers have armed before, is to look for room, and whether the receiver
+/// has stopped reading. At one that is waited on from outside nobody looks, nor does another process that has the connection: the kernel tells of room
+/// there. No lock held.
 pub fn found_no_room(socket: &Socket) {
     if !set::watches_any(socket) {
         return;
     }
     // (What is looked at, and written, is unmapped by a close by another thread.)
     let Some(_at_it) = in_use(socket) else { return };
-    if !waits_for_room(socket) {
-        return;
-    }
-    let Some(tables) = tables() else { return };
+    let Some(tables) = tables().filter(|_| waits_for_room(socket)) else { return };
     // (Under the lock of a set, which a watch that begins to rest has looked under: it has found no room, or rests by now.)
-    heat_those(socket, |watch| asks_for_room(watch) && !watch.hot.is());
+    heat_those(socket, asks_for_room);
     let is_nested = |watch: &Watch| asks_for_room(watch) && set::at(watch.set.get()).nested.is();
-    if watches(tables, socket).any(|(_, watch)| is_nested(watch)) {
+    if watches(tables, socket).any(|(_, watch)| is_nested(watch))
+        || !tables.holders.is_alone(&socket.end().holders)
+    {
         leave_full(socket);
     }
 }

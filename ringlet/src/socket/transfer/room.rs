@@ -1,14 +1,22 @@
 //! Room in a full ring. Senders look for some, and sets and polls; where none comes, the direction leaves the ring.
 
 use crate::reasons::Reason;
-use crate::socket::table::{End, Sending, Socket};
+use crate::socket::table::{Receiving, Sending, Socket};
 use crate::socket::{moving, words};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
 use ringlet_linux::sys;
 
-/// A ring that stays full so long is not being read.
-pub const STALLED_NS: u64 = 10_000_000;
+/// If bytes wait for us in a connection whose ring stays full so long, both ends may be about to send first.
+const BOTH_SEND_NS: u64 = 10_000_000;
+
+/// A ring that stays full so long is perhaps not being read. Each time that it was left for that, twice as long: whoever reads seldom, but does, is
+/// served by the ring.
+const STALLED_NS: u64 = 160_000_000;
+const TWICE_AS_LONG_MOST: u32 = 3;
+
+/// Whoever waits for room looks this often at least: bytes may have come for us.
+const LOOK_NS: u64 = 40_000_000;
 
 /// Has our ring no room for who waits for some?
 pub fn waits_for_room(socket: &Socket) -> bool {
@@ -31,19 +39,35 @@ pub fn leave_full(socket: &Socket) -> bool {
     full
 }
 
-/// Who wants to send looks for room, and there is none. Programs that first send and then receive count on what the kernel's buffers hold: if the
-/// receiver has read nothing for a while, the rest goes there; the ring is entered again once it is drained. Has our direction left?
+/// A look for room has found none. Programs that first send and then receive count on what the kernel's buffers hold: if the receiver has read nothing for
+/// a while, the rest goes there; the ring is entered again once it is drained. Has our direction left?
 #[cold]
 pub fn leave_stalled(socket: &Socket) -> bool {
-    stalled(socket.end()) && leave_full(socket)
-}
-
-/// Has the receiver read nothing for a while?
-fn stalled(end: &End) -> bool {
+    let end = socket.end();
     let (now, progress) = (sys::now_ns(), end.tx.progress() + 1);
     if end.full_at.get() != progress {
         end.full_at.set(progress);
         end.full_since_ns.set(now);
     }
-    now.saturating_sub(end.full_since_ns.get()) > STALLED_NS
+    let stalled = now.saturating_sub(end.full_since_ns.get()) > patience(socket);
+    let left = stalled && leave_full(socket);
+    if left {
+        end.stalls.add(1);
+    }
+    left
+}
+
+/// After what time a wait for room is to look again.
+pub fn look_after(socket: &Socket) -> u64 {
+    patience(socket).min(LOOK_NS)
+}
+
+/// So long a receiver may read nothing.
+fn patience(socket: &Socket) -> u64 {
+    let end = socket.end();
+    let unread = |ring: SegmentRing| end.rx.has_bytes(&ring);
+    if end.receiving() == Receiving::Ring && socket.incoming().is_some_and(unread) {
+        return BOTH_SEND_NS;
+    }
+    STALLED_NS << end.stalls.get().min(TWICE_AS_LONG_MOST)
 }

@@ -1,7 +1,7 @@
 //! Waiting for one connection: what its sleeper arms, and what wakes it.
 
 use super::events::sent_at;
-use super::room::STALLED_NS;
+use super::room;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
 use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
@@ -178,7 +178,7 @@ fn fall_asleep(
     }
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
-        Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
+        Want::Room if end.sending() == Sending::Ring => Some(room::look_after(socket)),
         Want::Room if carrier::facts(socket).ends_sends_untold => Some(LOOK_AT_TIMES_NS),
         Want::Room if !event && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if !event => Some(LOOK_AT_TIMES_NS),
