@@ -44,6 +44,7 @@ mod release;
 pub mod rest;
 pub mod rings;
 mod sides;
+mod stalls;
 #[cfg(test)]
 mod steps;
 pub mod table;

@@ -12,6 +12,7 @@ use super::family::Pool;
 use super::gate::Gate;
 use super::holders::{Held, Holders};
 use super::lives::Services;
+use super::stalls::Stalls;
 use crate::config::Config;
 use crate::interconnect::Interconnect;
 use crate::interconnect::quiesce::Rounds;
@@ -262,11 +263,7 @@ pub struct End {
     pub room_news: P32,
     /// The longest packet that goes into the ring; 0 for a stream.
     pub packet_max: P32,
-    /// How far the receiver was when a send found the ring full, and since when.
-    pub full_at: P64,
-    pub full_since_ns: P64,
-    /// How often it has left the ring since nobody read there.
-    pub stalls: P32,
+    pub stalls: Stalls,
     /// Threads that are about to put a doorbell on the kernel's connection; and whether one did not go since the last `Start`.
     pub ringers: Ringers,
     pub bell_lost: P32,
@@ -397,16 +394,11 @@ impl End {
         ] {
             word.set(0);
         }
-        for word in [
-            &self.heeded,
-            &self.whole,
-            &self.resent_at,
-            &self.resent_behind,
-            &self.full_at,
-            &self.idle_at,
-        ] {
+        for word in [&self.heeded, &self.whole, &self.resent_at, &self.resent_behind, &self.idle_at]
+        {
             word.set(0);
         }
+        self.stalls.begin();
     }
 
     /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
@@ -459,8 +451,7 @@ impl End {
         }
         self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
-        self.full_at.set(0);
-        self.stalls.set(0);
+        self.stalls.reset();
         self.idle_at.set(0);
         self.ringers.reset();
         self.given.set(0);

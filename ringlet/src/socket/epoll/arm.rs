@@ -7,7 +7,9 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
-use crate::socket::transfer::room::{leave_full, look_after, waits_for_room};
+use crate::socket::transfer::room::{
+    LOOK_NS, can_ring_for_room, leave_untold, look_after, waits_for_room,
+};
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
 use crate::socket::{boards, context, datagram, sides};
 use core::cell::Cell;
@@ -86,7 +88,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
     }
     let by_name = may_ring_by_name(set);
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
-    let look_for_room = Cell::new(u64::MAX);
+    let look_for_room = Cell::new(if set.full.is() { LOOK_NS } else { u64::MAX });
     for_each_hot(tables, set, |watch, socket| {
         if socket.has_datagrams() {
             datagram::arm(socket, true);
@@ -96,9 +98,9 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         let room = watch.events.get() & EPOLLOUT != 0;
         if room && waits_for_room(socket) {
             look_for_room.set(look_for_room.get().min(look_after(socket)));
-            if set.nested.is() {
-                leave_full(socket);
-            }
+        }
+        if room && set.nested.is() {
+            leave_untold(socket);
         }
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);
@@ -120,7 +122,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         }
         // (A bell by name may fail to ring, and then only a byte can. Of room in the kernel the kernel tells.)
         if room && !by_event && socket.end().sending() == Sending::Ring {
-            look_soon.set(look_soon.get() || !wait::can_ring_for_room(socket));
+            look_soon.set(look_soon.get() || !can_ring_for_room(socket));
             look_at_times.set(true);
         }
     });

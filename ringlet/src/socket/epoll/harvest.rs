@@ -1,15 +1,19 @@
 //! Collecting what rings hold.
 
 use super::arm::{has_board, want_at_rest};
-use super::hot::{append, collect, cool, heat_set, is_active, rest, unlink};
+use super::hot::{append, collect, cool, heat, heat_set, is_active, rest, unlink};
 use super::look::{Look, look, reported, see};
 use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
+use super::registration::asks_for_room;
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Visit, Watch, free, is_linked,
+    is_of, watches,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
-use crate::socket::transfer::room::waits_for_room;
+use crate::socket::transfer::room::{
+    LOOK_NS, leave_stalled, leave_untold, waits_for_room, waits_untold,
+};
 use crate::socket::{release, view};
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
@@ -222,6 +226,30 @@ fn is_idle(set: &Set, watch: &Watch, socket: &Socket, hot: u32) -> bool {
             && has_board(set, socket)
 }
 
+/// No bell tells that a receiver has stopped reading: so of watches that rest those are looked at now and then whose rings are full. Set lock held.
+#[cold]
+fn look_at_full(tables: &Tables, set: &Set) {
+    let now = sys::now_ns();
+    if now.saturating_sub(set.full_looked_ns.get()) < LOOK_NS {
+        return;
+    }
+    set.full_looked_ns.set(now);
+    // (First: a send that finds none says so behind this.)
+    set.full.set(0);
+    for socket in tables.followed() {
+        let ours = |watch: &Watch| is_of(watch, set) && watch.rests.is() && asks_for_room(watch);
+        for (_, watch) in watches(tables, socket).filter(|(_, watch)| ours(watch)) {
+            if !waits_for_room(socket) {
+                continue;
+            }
+            set.full.set(1);
+            if leave_stalled(socket) {
+                heat(set, watch, true);
+            }
+        }
+    }
+}
+
 /// A wait on the set is over, and has found nothing.
 pub(super) fn nothing_found(set: &Set) {
     let now = sys::ticks();
@@ -238,6 +266,9 @@ pub(super) fn harvest(tables: &Tables, set: &Visit, out: &mut [epoll_event], sle
         heat_set(tables, set);
     }
     collect(tables, set);
+    if set.full.is() {
+        look_at_full(tables, set);
+    }
     let mut found = 0;
     let (mut first, mut now) = ([(0, 0); IN_ORDER_MOST], 0);
     let mut index = set.hot_first.get();
@@ -280,8 +311,18 @@ pub(super) fn harvest(tables: &Tables, set: &Visit, out: &mut [epoll_event], sle
                 && !set.elder.is()
             {
                 let room = watch.events.get() & EPOLLOUT != 0;
-                // (The board tells of no room, and nobody at all that a receiver has stopped reading: `room::leave_stalled`.)
-                let found = || look(tables, watch).events != 0 || room && waits_for_room(socket);
+                // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
+                // fills the ring behind this heats the watch.)
+                let found = || {
+                    let untold = room && waits_untold(socket);
+                    if untold {
+                        leave_untold(socket);
+                    }
+                    if room && waits_for_room(socket) {
+                        set.full.set(1);
+                    }
+                    look(tables, watch).events != 0 || untold
+                };
                 rest(set, watch, || want_at_rest(tables, set, socket, room), found);
             }
         }

@@ -1,19 +1,19 @@
 //! Sets that are themselves waited on, in other sets or by poll.
 
 use super::arm::arm;
-use super::bells::{Armed, bell_stays, disarm, drain, kick};
+use super::bells::{Armed, bell_stays, disarm, drain, kick, kick_sleepers};
 use super::hot::{for_each_hot, heat_set};
 use super::look::any_ready;
 use super::registration::{asks_for_room, heat_those, holds_ours};
 use super::set::{self, Set, Visit, Watch, watches};
 use crate::socket::in_use::in_use;
 use crate::socket::table::{Socket, Tables, tables};
-use crate::socket::transfer::room::leave_full;
-use crate::socket::transfer::room::waits_for_room;
+use crate::socket::transfer::room::{leave_full, waits_for_room, waits_untold};
+use crate::socket::transfer::wait::want_bytes;
 use crate::socket::{context, datagram, pin};
 use crate::waiting::sleep;
 use core::cell::Cell;
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::sys::Sys;
 
@@ -171,9 +171,10 @@ pub(super) fn leave(tables: &Tables, set: &Set) {
     }
 }
 
-/// A send has found no room. A set that does not look, since its watch rests or its sleepers have armed before, is to look for room, and whether the receiver
-/// has stopped reading. At one that is waited on from outside nobody looks, nor does another process that has the connection: the kernel tells of room
-/// there. No lock held.
+/// A send has found no room. A set that looks at the connection no more, or is waited on from outside, has asked the peer for a doorbell only if our
+/// direction was in the ring by then. So one is asked for here, before the last look for room; where none can come, the sets look for room themselves.
+/// And none tells that the receiver has stopped reading: the sets are to look for that. At one that is waited on from outside nobody looks, nor does
+/// another process that has the connection: the kernel tells of room there. No lock held.
 pub fn found_no_room(socket: &Socket) {
     if !set::watches_any(socket) {
         return;
@@ -181,12 +182,38 @@ pub fn found_no_room(socket: &Socket) {
     // (What is looked at, and written, is unmapped by a close by another thread.)
     let Some(_at_it) = in_use(socket) else { return };
     let Some(tables) = tables().filter(|_| waits_for_room(socket)) else { return };
-    // (Under the lock of a set, which a watch that begins to rest has looked under: it has found no room, or rests by now.)
-    heat_those(socket, asks_for_room);
-    let is_nested = |watch: &Watch| asks_for_room(watch) && set::at(watch.set.get()).nested.is();
-    if watches(tables, socket).any(|(_, watch)| is_nested(watch))
-        || !tables.holders.is_alone(&socket.end().holders)
-    {
-        leave_full(socket);
+    // ORDER: a fence behind our direction's way into the ring; pairs with the wishes of `arm::want_at_rest` behind `Rest::begin`: a set that begins to
+    // rest beside us, and is not seen here, sees the direction there, and asks for itself.
+    fence(Ordering::SeqCst);
+    let (mut by_bells, mut by_kernel) = (false, !tables.holders.is_alone(&socket.end().holders));
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks_for_room(watch)) {
+        let set = set::at(watch.set.get());
+        by_bells |= watch.rests.is();
+        by_kernel |= set.nested.is();
+        set.full.set(1);
+        // ORDER: a fence behind `full`; pairs with `wait::arm`: who is about to sleep sees it, or is seen here.
+        fence(Ordering::SeqCst);
+        kick_sleepers(set);
+    }
+    if by_kernel && leave_full(socket) {
+        return;
+    }
+    if waits_untold(socket) {
+        return heat_for_room(socket);
+    }
+    if by_bells || by_kernel {
+        want_bytes(socket, false, true);
+    }
+}
+
+/// And no doorbell can tell of some (`room::waits_untold`).
+fn heat_for_room(socket: &Socket) {
+    heat_those(socket, |watch| asks_for_room(watch) && !watch.hot.is());
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks_for_room(watch)) {
+        let set = set::at(watch.set.get());
+        if set.nested.is() {
+            settle_nested(tables, set);
+        }
     }
 }

@@ -98,6 +98,9 @@ pub struct Set {
     pub(super) written: P32,
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
     pub(super) all_hot: P32,
+    /// A watch rests, or did, whose ring is full (`harvest::look_at_full`); and when these were last looked at.
+    pub(super) full: P32,
+    pub(super) full_looked_ns: P64,
     /// Who held the lock has left the list in the midst of a change: it is to be made anew.
     pub(super) left: P32,
     /// A thread has taken a wake-up while others slept, and may return without another look.

@@ -3,9 +3,10 @@
 use crate::reasons::Reason;
 use crate::socket::table::{Receiving, Sending, Socket};
 use crate::socket::{moving, words};
+use ringlet_core::layout::NOT_SHUT;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
-use ringlet_linux::sys;
+use ringlet_core::sync::Ordering;
 
 /// If bytes wait for us in a connection whose ring stays full so long, both ends may be about to send first.
 const BOTH_SEND_NS: u64 = 10_000_000;
@@ -16,13 +17,28 @@ const STALLED_NS: u64 = 160_000_000;
 const TWICE_AS_LONG_MOST: u32 = 3;
 
 /// Whoever waits for room looks this often at least: bytes may have come for us.
-const LOOK_NS: u64 = 40_000_000;
+pub const LOOK_NS: u64 = 40_000_000;
 
 /// Has our ring no room for who waits for some?
 pub fn waits_for_room(socket: &Socket) -> bool {
     let end = socket.end();
     let full = |ring: SegmentRing| ring.control().is_taken() && !end.tx.writable(&ring);
     end.sending() == Sending::Ring && socket.outgoing().is_some_and(full)
+}
+
+/// And can no doorbell tell of it? The peer can put none once its direction has ended, or is back on the kernel, though we have not read so far. (It
+/// comes to that by something that the kernel tells.)
+pub fn waits_untold(socket: &Socket) -> bool {
+    let rx = &socket.end().rx;
+    let leaves = |ring: SegmentRing| rx.mark_ahead(&ring).is_some();
+    waits_for_room(socket) && (!can_ring_for_room(socket) || socket.incoming().is_some_and(leaves))
+}
+
+/// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring, and has not ended.
+pub fn can_ring_for_room(socket: &Socket) -> bool {
+    // ORDER: Acquire; pairs with `words::say_end`.
+    let ends = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
+    socket.end().receiving() == Receiving::Ring && !socket.incoming().is_some_and(ends)
 }
 
 /// For a wait for room at which nobody looks now and then, as in a set that is in another one: the kernel is to tell.
@@ -39,20 +55,20 @@ pub fn leave_full(socket: &Socket) -> bool {
     full
 }
 
+/// The same where no doorbell can tell of room.
+pub fn leave_untold(socket: &Socket) -> bool {
+    waits_untold(socket) && leave_full(socket)
+}
+
 /// A look for room has found none. Programs that first send and then receive count on what the kernel's buffers hold: if the receiver has read nothing for
 /// a while, the rest goes there; the ring is entered again once it is drained. Has our direction left?
 #[cold]
 pub fn leave_stalled(socket: &Socket) -> bool {
-    let end = socket.end();
-    let (now, progress) = (sys::now_ns(), end.tx.progress() + 1);
-    if end.full_at.get() != progress {
-        end.full_at.set(progress);
-        end.full_since_ns.set(now);
-    }
-    let stalled = now.saturating_sub(end.full_since_ns.get()) > patience(socket);
+    let stalls = &socket.end().stalls;
+    let stalled = stalls.full_for_ns(socket.end().tx.progress()) > patience(socket);
     let left = stalled && leave_full(socket);
     if left {
-        end.stalls.add(1);
+        stalls.leave();
     }
     left
 }
@@ -69,5 +85,5 @@ fn patience(socket: &Socket) -> u64 {
     if end.receiving() == Receiving::Ring && socket.incoming().is_some_and(unread) {
         return BOTH_SEND_NS;
     }
-    STALLED_NS << end.stalls.get().min(TWICE_AS_LONG_MOST)
+    STALLED_NS << end.stalls.times().min(TWICE_AS_LONG_MOST)
 }

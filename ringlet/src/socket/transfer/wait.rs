@@ -5,11 +5,8 @@ use super::room;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
 use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
-use ringlet_core::layout::{
-    NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT, WANT_READY,
-};
+use ringlet_core::layout::{RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT, WANT_READY};
 use ringlet_core::leaving::Leaving;
-use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys};
@@ -180,7 +177,7 @@ fn fall_asleep(
     let look_every = match want {
         Want::Room if end.sending() == Sending::Ring => Some(room::look_after(socket)),
         Want::Room if carrier::facts(socket).ends_sends_untold => Some(LOOK_AT_TIMES_NS),
-        Want::Room if !event && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
+        Want::Room if !event && !room::can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if !event => Some(LOOK_AT_TIMES_NS),
         // Another waiter may take the byte that was meant for us.
         Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
@@ -312,13 +309,6 @@ pub fn want_room_event(socket: &Socket) {
     if let Some(outgoing) = socket.outgoing() {
         outgoing.control().room_wish().want(WANT_EVENT);
     }
-}
-
-/// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring, and has not ended.
-pub fn can_ring_for_room(socket: &Socket) -> bool {
-    // ORDER: Acquire; pairs with `words::say_end`.
-    let ends = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
-    socket.end().receiving() == Receiving::Ring && !socket.incoming().is_some_and(ends)
 }
 
 /// Does the peer ring our home context's eventfd?
