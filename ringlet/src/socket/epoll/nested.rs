@@ -190,10 +190,11 @@ pub fn found_no_room(socket: &Socket) {
         let set = set::at(watch.set.get());
         by_bells |= watch.rests.is();
         by_kernel |= set.nested.is();
-        set.full.set(1);
-        // ORDER: a fence behind `full`; pairs with `wait::arm`: who is about to sleep sees it, or is seen here.
-        fence(Ordering::SeqCst);
-        kick_sleepers(set);
+        if set.full.swap(1) == 0 {
+            // ORDER: a fence behind `full`; pairs with `wait::arm`: who is about to sleep sees it, or is seen here. (Who sleeps since then looks now and then.)
+            fence(Ordering::SeqCst);
+            kick_sleepers(set);
+        }
     }
     if by_kernel && leave_full(socket) {
         return;
