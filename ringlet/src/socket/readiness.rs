@@ -457,7 +457,7 @@ fn may_miss_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
     })
 }
 
-/// How long do these wait for room that a receiver may never make (`room::leave_stalled`)?
+/// How long do these wait for room that a receiver may never make (`room::leave_unread`)?
 fn look_for_room(held: &[u32]) -> Option<u64> {
     let for_room = held.iter().filter(|held| **held & FOR_ROOM != 0);
     let full = for_room.filter_map(|held| of_held(*held)).filter(|socket| waits_for_room(socket));

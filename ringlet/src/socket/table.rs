@@ -398,7 +398,7 @@ impl End {
         {
             word.set(0);
         }
-        self.stalls.begin();
+        self.stalls.reset();
     }
 
     /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will

@@ -8,7 +8,7 @@ use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set, Visit};
 use crate::socket::table::{Sending, Socket, Tables};
 use crate::socket::transfer::room::{
-    LOOK_NS, can_ring_for_room, leave_untold, look_after, waits_for_room,
+    LOOK_NS, can_ring_for_room, leave_full, look_after, waits_for_room,
 };
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
 use crate::socket::{boards, context, datagram, sides};
@@ -100,7 +100,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             look_for_room.set(look_for_room.get().min(look_after(socket)));
         }
         if room && set.nested.is() {
-            leave_untold(socket);
+            leave_full(socket);
         }
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);

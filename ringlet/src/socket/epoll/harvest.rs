@@ -12,10 +12,11 @@ use super::set::{
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
 use crate::socket::transfer::room::{
-    LOOK_NS, leave_stalled, leave_untold, waits_for_room, waits_untold,
+    LOOK_NS, leave_untold, look_at_rest, waits_for_room, waits_untold,
 };
 use crate::socket::{release, view};
 use crate::waiting::spin;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd::epoll_event;
 use ringlet_linux::sys;
 
@@ -226,24 +227,26 @@ fn is_idle(set: &Set, watch: &Watch, socket: &Socket, hot: u32) -> bool {
             && has_board(set, socket)
 }
 
-/// No bell tells that a receiver has stopped reading: so of watches that rest those are looked at now and then whose rings are full. Set lock held.
+/// No bell tells that a receiver has stopped reading: so watches of full rings are looked at now and then, also those that rest, or that nobody looks at as
+/// long as others have something. Set lock held.
 #[cold]
-fn look_at_full(tables: &Tables, set: &Set) {
+pub(super) fn look_at_full(tables: &Tables, set: &Set) {
     let now = sys::now_ns();
     if now.saturating_sub(set.full_looked_ns.get()) < LOOK_NS {
         return;
     }
     set.full_looked_ns.set(now);
-    // (First: a send that finds none says so behind this.)
     set.full.set(0);
+    // ORDER: SeqCst; pairs with the fences of `nested::found_no_room`: a send that has found none is seen here, or says so behind this.
+    fence(Ordering::SeqCst);
     for socket in tables.followed() {
-        let ours = |watch: &Watch| is_of(watch, set) && watch.rests.is() && asks_for_room(watch);
+        let ours = |watch: &Watch| is_of(watch, set) && asks_for_room(watch);
         for (_, watch) in watches(tables, socket).filter(|(_, watch)| ours(watch)) {
-            if !waits_for_room(socket) {
-                continue;
+            let (waits, left) = look_at_rest(socket);
+            if waits {
+                set.full.set(1);
             }
-            set.full.set(1);
-            if leave_stalled(socket) {
+            if left {
                 heat(set, watch, true);
             }
         }

@@ -4,7 +4,7 @@ use super::arm::{arm, beside_kernel};
 use super::bells::{disarm, kick_sleepers, others_sleep};
 use super::elder::pass_on;
 use super::harvest::{
-    ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, nothing_found,
+    ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at, look_at_full, nothing_found,
 };
 use super::kernel::{ask_kernel, ask_kernel_since, left_over, restore, translate};
 use super::look::any_ready;
@@ -31,6 +31,11 @@ fn in_order(
     out: &mut [epoll_event],
     mask: Option<u64>,
 ) -> Sys<usize> {
+    if set.full.is()
+        && let Some(_held) = set.take_first()
+    {
+        look_at_full(tables, set);
+    }
     if set.kernel_turn.swap(0) != 0 {
         let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
         if found > 0 {

@@ -1,6 +1,6 @@
 //! What there is to find at one connection: the bytes that wait, and the events that poll reports.
 
-use super::room::leave_stalled;
+use super::room::leave_unread;
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Sending, Socket};
 use crate::socket::{carrier, chaos, control, doorbells, in_use, moving, sides, view, words};
@@ -153,7 +153,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         if has_room(end, &outgoing) {
             mask |= writable;
         } else {
-            away = view::is_away(socket, end, &outgoing) || leave_stalled(socket);
+            away = view::is_away(socket, end, &outgoing) || leave_unread(socket);
         }
     }
     let asked_long_ago = || is_asked_late(socket, sys::ticks());

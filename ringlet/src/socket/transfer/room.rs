@@ -8,15 +8,14 @@ use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 
-/// If bytes wait for us in a connection whose ring stays full so long, both ends may be about to send first.
-const BOTH_SEND_NS: u64 = 10_000_000;
+/// A send that finds a ring full for so long takes it that nobody reads there; and so does a look for room, if bytes wait for us: both ends may be
+/// about to send first.
+pub const STALLED_NS: u64 = 10_000_000;
 
-/// A ring that stays full so long is perhaps not being read. Each time that it was left for that, twice as long: whoever reads seldom, but does, is
-/// served by the ring.
-const STALLED_NS: u64 = 160_000_000;
-const TWICE_AS_LONG_MOST: u32 = 3;
+/// Else a look is more patient: whoever reads seldom, but does, is served by the ring.
+const LOOKS_STALLED_NS: u64 = 160_000_000;
 
-/// Whoever waits for room looks this often at least: bytes may have come for us.
+/// A set or a poll that waits for room looks this often at least: bytes may have come for us.
 pub const LOOK_NS: u64 = 40_000_000;
 
 /// Has our ring no room for who waits for some?
@@ -43,14 +42,16 @@ pub fn can_ring_for_room(socket: &Socket) -> bool {
 
 /// For a wait for room at which nobody looks now and then, as in a set that is in another one: the kernel is to tell.
 pub fn leave_full(socket: &Socket) -> bool {
-    let end = socket.end();
     // (Another thread that has the lock sends, or goes back itself.)
-    let (Some(_held), Some(ring)) = (end.send_lock.try_take(), socket.outgoing()) else {
-        return false;
-    };
+    socket.end().send_lock.try_take().is_some_and(|_held| leave_if_full(socket))
+}
+
+/// Send lock held.
+fn leave_if_full(socket: &Socket) -> bool {
+    let Some(ring) = socket.outgoing() else { return false };
     let full = waits_for_room(socket) && !words::has_left(&ring);
     if full {
-        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
+        moving::go_back(socket, socket.end(), &ring, Sending::Kernel, Reason::Stalled);
     }
     full
 }
@@ -60,20 +61,35 @@ pub fn leave_untold(socket: &Socket) -> bool {
     waits_untold(socket) && leave_full(socket)
 }
 
-/// A look for room has found none. Programs that first send and then receive count on what the kernel's buffers hold: if the receiver has read nothing for
-/// a while, the rest goes there; the ring is entered again once it is drained. Has our direction left?
+/// A send has found no room. Programs that first send and then receive count on what the kernel's buffers hold: if the receiver has read nothing for a
+/// while, the rest goes there; the ring is entered again once it is drained. Has our direction left?
 #[cold]
 pub fn leave_stalled(socket: &Socket) -> bool {
-    let stalls = &socket.end().stalls;
-    let stalled = stalls.full_for_ns(socket.end().tx.progress()) > patience(socket);
-    let left = stalled && leave_full(socket);
-    if left {
-        stalls.leave();
-    }
-    left
+    is_full_for(socket, STALLED_NS) && leave_full(socket)
 }
 
-/// After what time a wait for room is to look again.
+/// The same, of a look for room.
+#[cold]
+pub fn leave_unread(socket: &Socket) -> bool {
+    is_full_for(socket, patience(socket)) && leave_full(socket)
+}
+
+/// A look at one that nobody looks at. Does it wait for room, and has our direction left? (The send lock keeps the ring mapped, though a signal handler
+/// closes the connection.)
+pub fn look_at_rest(socket: &Socket) -> (bool, bool) {
+    let Some(_held) = socket.end().send_lock.try_take() else { return (true, false) };
+    if !waits_for_room(socket) {
+        return (false, false);
+    }
+    (true, is_full_for(socket, patience(socket)) && leave_if_full(socket))
+}
+
+fn is_full_for(socket: &Socket, ns: u64) -> bool {
+    let end = socket.end();
+    end.stalls.full_for_ns(end.tx.progress()) > ns
+}
+
+/// After what time a look for room is to be followed by another one.
 pub fn look_after(socket: &Socket) -> u64 {
     patience(socket).min(LOOK_NS)
 }
@@ -82,8 +98,8 @@ pub fn look_after(socket: &Socket) -> u64 {
 fn patience(socket: &Socket) -> u64 {
     let end = socket.end();
     let unread = |ring: SegmentRing| end.rx.has_bytes(&ring);
-    if end.receiving() == Receiving::Ring && socket.incoming().is_some_and(unread) {
-        return BOTH_SEND_NS;
+    match end.receiving() == Receiving::Ring && socket.incoming().is_some_and(unread) {
+        true => STALLED_NS,
+        false => LOOKS_STALLED_NS,
     }
-    STALLED_NS << end.stalls.times().min(TWICE_AS_LONG_MOST)
 }

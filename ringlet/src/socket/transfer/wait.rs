@@ -175,7 +175,7 @@ fn fall_asleep(
     }
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
-        Want::Room if end.sending() == Sending::Ring => Some(room::look_after(socket)),
+        Want::Room if end.sending() == Sending::Ring => Some(room::STALLED_NS),
         Want::Room if carrier::facts(socket).ends_sends_untold => Some(LOOK_AT_TIMES_NS),
         Want::Room if !event && !room::can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if !event => Some(LOOK_AT_TIMES_NS),
